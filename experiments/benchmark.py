@@ -9,8 +9,7 @@ matmuls, every scheme by our engines, by jax.nn.dot_product_attention with a mat
 by PyTorch's FlexAttention and scaled_dot_product_attention where torch is installed. Mode train
 times one training step, with RoPE, by our trainer, in plain JAX and in PyTorch, in turn with two
 matrix products. Files in --out: benchmark.csv, benchmark.json (versions, device, flags),
-benchmark.svg and benchmark.png. Ctrl-C writes the results so far; `python -m
-tools.performance_docs` makes a page of it.
+benchmark.svg and benchmark.png. Ctrl-C writes the results so far.
 """
 
 from experiments.measuring import benchmark_settings

@@ -32,7 +32,7 @@ def test_the_page_is_the_generated_one():
 
 def test_the_readme_counts_its_models():
     read = sum(bool(row.model_type) for row in ROWS)
-    readme = (cookbook.encoding_facts.ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (cookbook.ROOT / "README.md").read_text(encoding="utf-8")
     assert f"the trap of {read} released models" in readme
 
 
@@ -40,7 +40,7 @@ def test_it_has_forty_families_and_each_live_test_that_it_names():
     assert len({row.model_type for row in ROWS}) >= 40
     assert len({row.name for row in ROWS}) == len(ROWS)
     for path, test in CHECKS.values():
-        assert not path or f"\ndef {test}(" in (cookbook.encoding_facts.ROOT / path).read_text()
+        assert not path or f"\ndef {test}(" in (cookbook.ROOT / path).read_text()
 
 
 def test_its_config_strings_are_parsed_to_what_the_config_says():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.reporting import length_figures, series_figure
+from experiments.reporting import figures, series_figure
 from experiments.reporting.results import Scheme
 from tools import results_docs
 
@@ -26,7 +26,7 @@ TITLES = {
 def test_the_figure_of_differences_has_the_numbers_of_the_verdicts(stem):
     trained = results_docs.TRAINED[stem]
     found = results_docs.losses(FIGURES / f"{stem}.csv", trained)
-    drawn = length_figures.differences_by_length(found, "non-overlapping")
+    drawn = figures.differences_by_length(found, "non-overlapping")
     means = {(name, length): mean for name, _, length, mean, *_ in drawn.rows}
     decided = results_docs.rows_of(FIGURES / f"{stem}_verdicts.csv")
     compared = [row for row in decided if row["difference"]]
@@ -39,9 +39,7 @@ def test_the_figure_of_differences_has_the_numbers_of_the_verdicts(stem):
 def test_differences_of_verdicts_alone_make_the_same_figure():
     found = results_docs.verdicts(FIGURES / "novels_verdicts.csv", 128)
     whole = results_docs.losses(FIGURES / "novels.csv", 128)
-    ours, theirs = (
-        length_figures.differences_by_length(x, "non-overlapping") for x in (found, whole)
-    )
+    ours, theirs = (figures.differences_by_length(x, "non-overlapping") for x in (found, whole))
     expected = {row[:3]: row[3] for row in theirs.rows}
     assert len(ours.rows) == 10
     for row in ours.rows:

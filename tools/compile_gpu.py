@@ -243,11 +243,6 @@ def keep(best: dict, arch: int, reads: str, width: int, dtype: str) -> None:
     path.write_text(text + "\n")
 
 
-def every_encoding() -> list[str]:
-    """The names of all schemes of one axis."""
-    return [n for n, scheme in encodings.ENCODINGS.items() if scheme().claims.axes == 1]
-
-
 def table(rows: list[dict[str, Any]]) -> rich.table.Table:
     """All kernels; of those that did not compile the reason."""
     columns = ("encodings", "sm", "width", "kernel", "blocks of", "warps", "stages")
@@ -304,7 +299,8 @@ def main() -> None:
             given = options.dtype, options.length, options.processes
             keep(choose(arch, reads, width, *given), arch, reads, width, options.dtype)
         launches.table.cache_clear()
-    names = every_encoding() if "all" in options.encodings else options.encodings
+    every = [n for n, scheme in encodings.ENCODINGS.items() if scheme().claims.axes == 1]
+    names = every if "all" in options.encodings else options.encodings
     cases = [
         Case(spec, width, arch, options.length, options.dtype, explicit=options.explicit)
         for arch, width, spec in itertools.product(archs, widths, names)

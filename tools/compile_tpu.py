@@ -6,7 +6,7 @@
 The programs are the real ones: the step of `Trainer` with its shardings, and `decode_step` of
 `generate` with a cache of `length` tokens. They are traced as on the slice, with the engine and
 tiles that would be chosen there. Needs the extra `tpu` (libtpu). Prints a table and writes
-compiled.json and compiled.csv; the exit status is 1 if a program did not compile.
+compiled.json; the exit status is 1 if a program did not compile.
 
 The figures are estimates. Memory is the compiler's own count. `optimal` is XLA's roofline, which
 counts the body of a loop once and so underestimates by the number of layers and tiles; it is left
@@ -18,13 +18,11 @@ host, and waiting for other chips are not counted. If the tiles that run depend 
 each row counts as one document.
 """
 
-import csv
 import dataclasses
 import re
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -69,11 +67,6 @@ def specs(encodings: list[str], config: Config) -> list[str]:
     return [SPECS.get(name, name).format(length=config.length) for name in names]
 
 
-def train_program(trainer: Trainer, config: Config) -> Any:
-    """The training step, traced."""
-    return trainer.step.trace(*trainer.arguments(config.batch, config.length))
-
-
 def decode_program(trainer: Trainer, config: Config) -> Any:
     """One token for each of `batch` rows, against a cache of `length` tokens, traced."""
     mesh, batch, length = trainer.mesh, config.batch, config.length
@@ -98,7 +91,7 @@ def decode_program(trainer: Trainer, config: Config) -> Any:
     return compiled.trace(trainer.shapes, token, cache, jax.eval_shape(jax.random.key, 0))
 
 
-TRACES = {"train": train_program, "decode": decode_program}
+PROGRAMS = ("train", "decode")
 
 
 def measure(config: Config, program: str, devices: list, chip: tpu_slice.Chip) -> dict:
@@ -115,7 +108,10 @@ def measure(config: Config, program: str, devices: list, chip: tpu_slice.Chip) -
         if program == "train":
             masked = tiles(model, config.batch, config.length, trainer.layout, mesh.size)
         with trainer.use_mesh():
-            traced = TRACES[program](trainer, config)
+            if program == "train":
+                traced = trainer.step.trace(*trainer.arguments(config.batch, config.length))
+            else:
+                traced = decode_program(trainer, config)
         lowered = traced.lower()
     try:
         compiled = lowered.compile()
@@ -188,20 +184,6 @@ def tables(rows: list[dict], title: str) -> Iterator[rich.table.Table]:
     yield shown
 
 
-def write(folder: Path, about: dict, rows: list[dict]) -> None:
-    """Writes compiled.json, and compiled.csv with one line per kind of collective."""
-    save_json(folder / "compiled.json", {**about, "programs": rows})
-    flat = []
-    for row in rows:
-        scalars = {k: v for k, v in row.items() if not isinstance(v, dict)}
-        kinds = row.get("collectives") or {"none": {}}
-        flat += [{**scalars, "collective": kind, **x} for kind, x in kinds.items()]
-    with (folder / "compiled.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(k for row in flat for k in row)))
-        writer.writeheader()
-        writer.writerows(flat)
-
-
 def main(config: Config) -> None:
     """Compiles the programs that the flags select, and reports what they need."""
     options = flags.FLAGS
@@ -224,7 +206,7 @@ def main(config: Config) -> None:
     title = f"{options.topology}, {len(devices)} chips: estimates of the compiler"
     about = {"topology": options.topology, "chips": len(devices), "commit": commit()}
     about |= {"jax": jax.__version__, "config": dataclasses.asdict(config)}
-    write(local("out", options.out), about, rows)
+    save_json(local("out", options.out) / "compiled.json", {**about, "programs": rows})
     launch.show(*tables(rows, title))
     sys.exit(any(row["status"] != "ok" for row in rows))
 
@@ -233,8 +215,8 @@ def define_flags() -> None:
     """Those of this program."""
     flags.DEFINE_string("topology", "v5e:2x2", "the slice, as v5e:16x16 or v5p:4x4x4")
     flags.DEFINE_multi_string("encodings", [], "instead of model.encoding; `all` is every one")
-    flags.DEFINE_multi_enum("program", [*TRACES], [*TRACES], "what to compile")
-    flags.DEFINE_string("out", "runs/compile", "folder of compiled.json and compiled.csv")
+    flags.DEFINE_multi_enum("program", [*PROGRAMS], [*PROGRAMS], "what to compile")
+    flags.DEFINE_string("out", "runs/compile", "folder of compiled.json")
 
 
 if __name__ == "__main__":

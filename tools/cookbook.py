@@ -7,13 +7,14 @@ import collections
 import inspect
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from pe_jax.hf import FAMILIES, LayerEncoding, encodings, pattern, weights
 from pe_jax.hf.families import HUB, NEAREST, READ_IN_CODE
-from tools import encoding_facts
 from tools.cookbook_rows import CHECKS, GROUPS, LOGITS, ROWS, Row
 
-PAGE = encoding_facts.ROOT / "docs" / "cookbook.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "cookbook.md"
 HEAD = ("model", "config string", "besides", "position weights", "the trap", "checked")
 INTRO = """\
 # Cookbook: released models

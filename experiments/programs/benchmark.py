@@ -18,7 +18,7 @@ from experiments.measuring import timing, workloads
 from experiments.measuring.benchmark_settings import Settings
 from experiments.measuring.timing import DENSE, NAIVE, Row, Timings
 from experiments.measuring.workloads import Planned, Program
-from experiments.reporting import benchmark_figure, benchmark_report, plotting
+from experiments.reporting import benchmark_report, plotting
 from experiments.running import launch, signals
 from experiments.running.errors import one_line_errors
 from experiments.running.provenance import commit, processor, save_json
@@ -120,7 +120,7 @@ def main(settings: Settings) -> None:
     with signals.Stop() as stop:
         timings = run(settings, stop)
     launch.show(benchmark_report.growth_table(timings))
-    drawing = benchmark_figure.figure(timings)
+    drawing = benchmark_report.figure(timings)
     plotting.write(drawing, out)
     (out / "benchmark.svg").write_text(plotting.vector(drawing), encoding="utf-8")
     print(f"Results: {out}")

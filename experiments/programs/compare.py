@@ -101,7 +101,7 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
         count = len(config.encoding_rates)
         note += f" Parameters of encodings learn at the best of {count} multiples of it."
     return {
-        "name": f"{len(encodings)} positional encodings on {name}",
+        "name": results.title(len(encodings), name),
         "train_length": config.length,
         "lengths": sorted({config.length, *config.eval.lengths}),
         "baseline": short[config.baseline],

@@ -1,10 +1,11 @@
 """Differences of accuracies, paired by seed: intervals and verdicts of a family of them."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.reporting import number_formats, statistics
+from experiments.reporting import statistics
 
 
 class Difference(NamedTuple):
@@ -24,12 +25,22 @@ class Difference(NamedTuple):
 
 
 def difference(
-    of: str, minus: str, accuracies: list[tuple[dict, dict]], without: dict[str, str]
+    entry: dict, other: dict, tests: Iterable[Any], by_seed: Callable[[dict, Any], dict | str]
 ) -> Difference:
-    """The mean over tests of two entries' accuracies by seed, one minus the other, in points."""
-    seeds = accuracies[0][0] if accuracies else ()
-    values = [float(np.mean([100 * (a[s] - b[s]) for a, b in accuracies])) for s in seeds]
-    return Difference(of, minus, statistics.estimate(values) if values else None, without)
+    """The mean over tests of two entries' accuracies, one minus the other, in points.
+
+    `by_seed(entry, test)` is the accuracy of each seed, or why there is none.
+    """
+    without, values = {}, []
+    for test in tests:
+        a, b = (by_seed(x, test) for x in (entry, other))
+        if isinstance(a, str) or isinstance(b, str):
+            without[test] = a if isinstance(a, str) else b
+        else:
+            values.append([100 * (a[seed] - b[seed]) for seed in a])
+    means = [float(np.mean(each)) for each in zip(*values, strict=True)]
+    estimate = statistics.estimate(means) if means else None
+    return Difference(entry["name"], other["name"], estimate, without)
 
 
 def judged(
@@ -44,24 +55,20 @@ def judged(
     rows = []
     for d in differences:
         row = {"of": d.of, "minus": d.minus, "without": d.without}
+        rows.append(row)
         if d.of not in tested:
-            rows.append({**row, "verdict": "no number in both"})
+            row["verdict"] = "no number in both"
             continue
         x = tested[d.of]
         bounds = {"points": x.estimate.mean, "low": x.low, "high": x.high}
         row |= {name: None if np.isnan(value) else value for name, value in bounds.items()}
-        rows.append({**row, "seeds": x.estimate.n, "verdict": _verdict(x, what)})
+        kind, reason = statistics.judge(x)
+        words = "no difference" if kind == statistics.SAME else kind
+        if kind in (statistics.HIGHER, statistics.LOWER):
+            more = "more" if kind == statistics.HIGHER else "fewer"
+            words, reason = f"{more} {what} right", statistics.p_equation(x.holm)
+        row |= {"seeds": x.estimate.n, "verdict": words + f" ({reason})" * bool(reason)}
     return rows
-
-
-def _verdict(tested: statistics.Tested, what: str) -> str:
-    """Whether more are right, or fewer, or none is shown."""
-    kind, reason = statistics.judge(tested)
-    if kind in (statistics.HIGHER, statistics.LOWER):
-        more = "more" if kind == statistics.HIGHER else "fewer"
-        return f"{more} {what} right ({number_formats.p_equation(tested.holm)})"
-    words = "no difference" if kind == statistics.SAME else "inconclusive"
-    return words + f" ({reason})" * bool(reason)
 
 
 def line(row: dict) -> str:

@@ -1,286 +1,245 @@
-"""The contents of a comparison's page: figures and rows for its template."""
+"""The contents of a comparison's page: the figures, rows and sentences of its template."""
 
 import dataclasses
 import json
 import math
 import re
 import shlex
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import markupsafe
+import numpy as np
 
 from experiments.reporting import (
-    differences,
     figures,
     learning_rates,
-    length_figures,
     loss_curves,
-    page_sections,
     plotting,
     results_of_papers,
+    scheme_pictures,
+    sentences,
     speed_ratios,
-    trained_scheme_pictures,
+    verdicts,
 )
-from experiments.reporting.answers import FirstScreen, first_screen
-from experiments.reporting.comparison_tables import Decided
 from experiments.reporting.html_page import Figure, Section
-from experiments.reporting.number_formats import number
-from experiments.reporting.results import Cell, Results, Scheme, flat
-from experiments.reporting.summary import Summary, irregularities, question_title, summary
-from experiments.reporting.verdict_rows import VerdictRow, by_difference, verdict_row
+from experiments.reporting.learning_rates import Rates
+from experiments.reporting.results import Question, Results, Scheme, flat
+from experiments.reporting.statistics import number
+from experiments.reporting.verdicts import Verdict
 from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.config import PROTOCOLS
 
 REPORT = "python -m experiments.report"
+MULTIPLES = (
+    " × is the multiple of the rate at which an encoding's own parameters learn. The loss at a rate"
+    " is the least over multiples, that at a multiple the least over rates."
+)
 
 
-class Page(NamedTuple):
-    """The variables of the template.
-
-    Attributes:
-      m: the manifest.
-      first: the first screen.
-      main: paired differences against length, the figure of the first screen.
-      summary: questions, findings, confidence.
-      effect: the smallest difference of interest.
-      questions: verdicts on each.
-      by_length: paired differences under the other protocol, and losses under both.
-      losses: protocol → (index, cells by length).
-      by_position: paired differences against position.
-      context: the length of the context in that figure.
-      no_position: schemes that are not in that figure, and why.
-      speed: ratios at the training length, a figure for each measure.
-      longer: ratios by length, a figure for each measure.
-      speed_facts: speed.json.
-      costs: sizes and speed of each scheme.
-      logged: whether some speeds are from training logs.
-      sections: learning rates, speed by length.
-      published: results of others.
-      ours: how this comparison differs from these.
-      training: the losses while training, a figure for each kind.
-      cards: each scheme with its picture and runs.
-      keys: colour and marker of each scheme.
-      irregularities: irregular files and runs.
-      commands: commands that make this report again.
-      changed: fields that are not at their defaults.
-      config: all fields.
-      rate_words: how the learning rates were chosen.
-      theme: CSS of the colours, light and dark.
-    """
-
-    m: dict[str, Any]
-    first: FirstScreen
-    main: Figure
-    summary: Summary
-    effect: str
-    questions: list["QuestionPart"]
-    by_length: list[Figure]
-    losses: dict[str, list[tuple[int, list[tuple[str, str]]]]]
-    by_position: Figure
-    context: int
-    no_position: list[str]
-    speed: list[Figure]
-    longer: list[Figure]
-    speed_facts: dict[str, Any] | None
-    costs: list["CostRow"]
-    logged: bool
-    sections: list[Section]
-    published: list[Section]
-    ours: str
-    training: list[Figure]
-    cards: list["Card"]
-    keys: list[plotting.LegendKey]
-    irregularities: list[str]
-    commands: list[str]
-    changed: list[tuple[str, Any, Any]]
-    config: list[tuple[str, Any]]
-    rate_words: str
-    theme: tuple[str, str]
-
-
-def page(results: Results, decided: Decided) -> Page:
-    """Draws the figures and collects the contents of the page."""
-    schemes, protocol = results.schemes, results.primary[0]
-    lengths = results.manifest["lengths"]
+def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]) -> dict[str, Any]:
+    """Draws the figures; returns the variables of the template, rows in the order of schemes."""
+    m, schemes, protocol = results.manifest, results.schemes, results.primary[0]
     others = [p for p in PROTOCOLS if p != protocol]
-    contexts = [len(x) for s in schemes for x in s.by_position()[0].values()]
     costs = [_cost(results, s) for s in schemes]
+    speed, longer = speed_ratios.speed_ratios(results), speed_ratios.speed_by_length(results)
+    rates = learning_rates.rates(results)
 
-    def figure(draw: Callable, *inputs: Any) -> Figure:
-        return _figure(results, draw, *inputs)
+    def figure(draw: Callable[..., plotting.Drawing], *inputs: Any) -> Figure:
+        """Saves a drawing, and draws it again for a phone. SVG is ours and escapes its text."""
+        drawing = draw(results, *inputs)
+        plotting.write(drawing, results.workdir / "figures")
+        slim = plotting.vector(draw(results, *inputs, narrow=True), "-narrow")
+        wide, slim = (
+            markupsafe.Markup(plotting.themed(x)) for x in (plotting.vector(drawing), slim)
+        )
+        return Figure(wide, slim, drawing.alt, drawing.stem)
 
-    training = [figures.loss_by_step, figures.loss_by_seconds, figures.training]
-    drawn = [figure(draw) for draw in training if draw(results) is not None]
-    by_protocol = [length_figures.differences_by_length] * len(others)
-    return Page(
-        m=results.manifest,
-        first=first_screen(results),
-        main=figure(length_figures.differences_by_length, protocol),
-        summary=summary(results),
-        effect=f"{results.effect:g}",
-        questions=[_question(results, *pair) for pair in decided],
-        by_length=[
-            *(figure(draw, p) for draw, p in zip(by_protocol, others, strict=True)),
-            *(figure(length_figures.loss_by_length, p) for p in PROTOCOLS),
+    def question(question: Question, decided: list[Verdict]) -> dict[str, Any]:
+        return {
+            "title": sentences.question_title(results, question),
+            "verdicts": verdicts.by_difference(decided),
+            "figure": figure(figures.differences, question, decided),
+        }
+
+    def losses(protocol: str) -> list[tuple[int, list[tuple[str, str]]]]:
+        """(index, cells by length) of schemes, the least loss at the longest length first."""
+        lengths = m["lengths"]
+        means = [s.mean(protocol, lengths[-1]) for s in schemes]
+        order = sorted(schemes, key=lambda s: math.inf if (x := means[s.index]) is None else x)
+        return [(s.index, [_loss(s, protocol, n) for n in lengths]) for s in order]
+
+    training = (figures.loss_by_step, figures.loss_by_seconds, figures.training)
+    return {
+        "m": m,
+        "first": sentences.first_screen(results),
+        "main": figure(figures.differences_by_length, protocol),
+        "summary": sentences.summary(results),
+        "effect": f"{results.effect:g}",
+        "questions": [question(*pair) for pair in decided],
+        "by_length": [
+            *(figure(figures.differences_by_length, p) for p in others),
+            *(figure(figures.loss_by_length, p) for p in PROTOCOLS),
         ],
-        losses={p: _losses(results, p, lengths) for p in PROTOCOLS},
-        by_position=figure(length_figures.differences_by_position),
-        context=max(contexts, default=0),
-        no_position=[f"{n} ({why})" for n, why in differences.by_position(results)[1].items()],
-        speed=[
-            figure(figures.speed, measure, ratios)
-            for measure, ratios in speed_ratios.speed_ratios(results).items()
+        "losses": {p: losses(p) for p in PROTOCOLS},
+        "by_position": figure(figures.differences_by_position),
+        "context": max((len(x) for s in schemes for x in s.by_position()[0].values()), default=0),
+        "no_position": [f"{n} ({why})" for n, why in verdicts.by_position(results)[1].items()],
+        "speed": [figure(figures.speed, *pair) for pair in speed.items()],
+        "longer": [figure(figures.speed_by_length, *pair) for pair in longer.items()],
+        "speed_facts": results.speed,
+        "costs": costs,
+        "logged": any(row["rate"].endswith("*") for row in costs),
+        "sections": [
+            *([_rates(results, rates)] if any(row.losses for row in rates) else []),
+            *_speeds(results, longer),
         ],
-        longer=[
-            figure(figures.speed_by_length, measure, ratios)
-            for measure, ratios in speed_ratios.speed_by_length(results).items()
-        ],
-        speed_facts=results.speed,
-        costs=costs,
-        logged=any(row.rate.endswith("*") for row in costs),
-        sections=page_sections.tables(results),
-        published=_published(results),
-        ours=page_sections.what_differs(results),
-        training=drawn,
-        cards=_cards(results),
-        keys=[plotting.key(scheme) for scheme in schemes],
-        irregularities=irregularities(results),
-        commands=_commands(results),
-        changed=_changed(results.manifest["config"]),
-        config=flat(results.manifest["config"]),
-        rate_words=learning_rates.rate_words(results),
-        theme=(plotting.theme(dark=False), plotting.theme(dark=True)),
-    )
+        "published": []
+        if m["corpus"]["name"].startswith("synthetic:")
+        else results_of_papers.TABLES,
+        "ours": _what_differs(results),
+        "training": [figure(draw) for draw in training if draw(results) is not None],
+        "cards": _cards(results),
+        "keys": [plotting.key(scheme) for scheme in schemes],
+        "irregularities": sentences.irregularities(results),
+        "commands": _commands(results),
+        "changed": _changed(m["config"]),
+        "config": flat(m["config"]),
+        "rate_words": learning_rates.rate_words(results),
+        "theme": (plotting.theme(dark=False), plotting.theme(dark=True)),
+    }
 
 
-def _figure(results: Results, draw: Callable[..., plotting.Drawing], *inputs: Any) -> Figure:
-    """Saves a drawing, and draws it again for a phone. SVG is ours and escapes its text."""
-    drawing = draw(results, *inputs)
-    plotting.write(drawing, results.workdir / "figures")
-    slim = plotting.vector(draw(results, *inputs, narrow=True), "-narrow")
-    svg, slim = (markupsafe.Markup(plotting.themed(x)) for x in (plotting.vector(drawing), slim))
-    return Figure(svg, slim, drawing.alt, drawing.stem)
-
-
-def _published(results: Results) -> list[Section]:
-    if results.manifest["corpus"]["name"].startswith("synthetic:"):
-        return []
-    return [table.section() for table in results_of_papers.TABLES]
-
-
-class QuestionPart(NamedTuple):
-    """A question on the page: its heading, verdicts and figure."""
-
-    title: str
-    length: int
-    protocol: str
-    verdicts: list[VerdictRow]
-    figure: Figure
-
-
-def _question(results: Results, question, verdicts) -> QuestionPart:
-    rows = [(v, verdict_row(results, question, v)) for v in verdicts]
-    title, about = question_title(results, question), (question.length, question.protocol)
-    figure = _figure(results, figures.differences, question, verdicts)
-    return QuestionPart(title, *about, by_difference(rows), figure)
-
-
-def _losses(
-    results: Results, protocol: str, lengths: list[int]
-) -> list[tuple[int, list[tuple[str, str]]]]:
-    """(index, cells by length) of each scheme, the least loss at the longest length first."""
-
-    def place(scheme: Scheme) -> float:
-        estimate = scheme.cell(protocol, lengths[-1]).estimate
-        return estimate.mean if estimate else math.inf
-
-    ordered = sorted(results.schemes, key=place)
-    return [(s.index, [cell_text(s.cell(protocol, n)) for n in lengths]) for s in ordered]
-
-
-def cell_text(cell: Cell) -> tuple[str, str]:
+def _loss(scheme: Scheme, protocol: str, length: int) -> tuple[str, str]:
     """(main, small) words of a loss cell."""
-    if cell.estimate is None:
-        return cell.problem or "not evaluated", ""
-    half = (cell.estimate.high - cell.estimate.low) / 2
-    return number(cell.estimate.mean), "one seed" if math.isnan(half) else f"± {number(half)}"
+    _, problem, estimate = scheme.cell(protocol, length)
+    if estimate is None:
+        return problem or "not evaluated", ""
+    half = (estimate.high - estimate.low) / 2
+    return number(estimate.mean), "one seed" if math.isnan(half) else f"± {number(half)}"
 
 
-class CostRow(NamedTuple):
-    """One line of the table of sizes and speed, in words."""
-
-    name: str
-    spec: str
-    parameters: str
-    encoding_parameters: str
-    flops: str
-    rate: str
-    problem: str
-    memory: str
-    train_loss: str
-    learning_rate: str
-
-
-def _cost(results: Results, scheme: Scheme) -> CostRow:
+def _cost(results: Results, scheme: Scheme) -> dict[str, str]:
+    """A row of the table of sizes and speed."""
     measured = (results.speed or {}).get("encodings", {}).get(scheme.name, {})
     rate, source = speed_ratios.tokens_per_second(results, scheme)
     temporary, flops = measured.get("train_temp_bytes"), scheme.fact("flops_per_token")
-    return CostRow(
-        name=scheme.name,
-        spec=scheme.spec,
-        parameters=number(scheme.fact("parameters"), 0),
-        encoding_parameters=number(scheme.fact("encoding_parameters"), 0),
-        flops=number(flops / 1e6 if flops else None, 2),
-        rate=number(rate, 0) + (" *" if source == "logged" else ""),
-        problem=measured.get("problem", ""),
-        memory=number(temporary / 2**20 if temporary else None, 1),
-        train_loss=cell_text(scheme.train_loss())[0],
-        learning_rate=learning_rates.rate_used(results, scheme),
+    runs = scheme.runs.values()
+    train = [r.evaluation.get("train_loss") if r.status == "ok" else None for r in runs]
+    known = [loss for loss in train if loss is not None]
+    return {
+        "parameters": number(scheme.fact("parameters"), 0),
+        "encoding_parameters": number(scheme.fact("encoding_parameters"), 0),
+        "flops": number(flops / 1e6 if flops else None, 2),
+        "rate": number(rate, 0) + (" *" if source == "logged" else ""),
+        "problem": measured.get("problem", ""),
+        "memory": number(temporary / 2**20 if temporary else None, 1),
+        "train_loss": number(float(np.mean(known)) if len(known) == len(train) > 0 else None),
+        "learning_rate": learning_rates.rate_used(results, scheme),
+        "spec": scheme.spec,
+    }
+
+
+def _cards(results: Results) -> list[dict[str, Any]]:
+    """Each scheme: its picture and its runs; `late` says whether its loss still falls."""
+    cards, late = [], loss_curves.still_falling(results)
+    for scheme in results.schemes:
+        losses = scheme.cell(*results.primary).values
+        runs = [
+            {
+                "seed": seed,
+                "loss": number(losses.get(seed)),
+                "train_loss": number(run.evaluation.get("train_loss")),
+                "status": run.status + f": {run.reason}" * bool(run.reason),
+            }
+            for seed, run in scheme.runs.items()
+        ]
+        picture = scheme_pictures.draw_or_explain(results, scheme, results.workdir / "figures")
+        about = {"name": scheme.name, "spec": scheme.spec, "late": late.get(scheme.name, "")}
+        cards.append({**picture, **about, "runs": runs})
+    return cards
+
+
+def _rates(results: Results, rows: list[Rates]) -> Section:
+    """The losses of the learning rates that were tried."""
+    pairs = {pair for row in rows for pair in row.losses}
+    rates, multiples = (sorted({pair[k] for pair in pairs}) for k in (0, 1))
+    columns = [(0, rate) for rate in rates] * (len(rates) > 1 or len(multiples) == 1)
+    columns += [(1, multiple) for multiple in multiples] * (len(multiples) > 1)
+    steps, length = results.manifest["rate_steps"], results.manifest["train_length"]
+
+    def least(row: Rates, which: int, value: float) -> str:
+        """The least loss at a learning rate (`which` 0) or at a multiple (1), or its problem."""
+        if which and len({multiple for _, multiple in row.losses}) < 2:
+            return "—"  # no parameters that could learn at another rate
+        found = [pair for pair in row.losses if pair[which] == value]
+        best = min(found, key=row.losses.__getitem__, default=None)
+        if best is None:
+            return "—"
+        return number(row.losses[best]) if row.losses[best] < math.inf else row.statuses[best]
+
+    return Section(
+        title="Learning rates",
+        note=f"Loss after {steps:,} steps on {learning_rates.checked_on(results)} at length"
+        f" {length}, one seed, in nats per token; each scheme was then trained with its best, from"
+        " the start." + MULTIPLES * (len(multiples) > 1),
+        head=("encoding", *(f"{'× ' * k}{value:g}" for k, value in columns), "used", "remark"),
+        rows=[
+            (
+                row.name,
+                *(least(row, *column) for column in columns),
+                learning_rates.pair_words(row.used),
+                row.remark,
+            )
+            for row in rows
+        ],
+        csv="rates.csv",
+        words=("remark",),
     )
 
 
-class RunRow(NamedTuple):
-    """One seed of a scheme: its loss at the primary metric, and its status."""
+def _speeds(results: Results, ratios: dict[str, dict[int, dict]]) -> list[Section]:
+    """Time per token or memory, and ratios, by length: one section per measure."""
+    speed, base = results.speed or {}, results.manifest["baseline"]
+    lengths, sections = speed.get("lengths", {}), []
+    batches = ", ".join(f"{n} × {timings['batch']}" for n, timings in lengths.items())
+    timed = {m for timings in lengths.values() for v in timings["encodings"].values() for m in v}
+    for measure, words in speed_ratios.BY_LENGTH.items():
+        if measure not in timed:
+            continue
 
-    seed: int
-    loss: str
-    train_loss: str
-    status: str
+        def cell(scheme: Scheme, length: str, measure: str = measure) -> str:
+            timings = lengths[length]
+            values = timings["encodings"].get(scheme.name, {"problem": "not measured"})
+            ratio = ratios.get(measure, {}).get(int(length), {}).get(scheme.name)
+            return speed_ratios.speed_cell(measure, values, ratio, int(length), timings["batch"])
 
-
-class Card(NamedTuple):
-    """One scheme: its picture and its runs; `late` says whether its loss still falls."""
-
-    name: str
-    spec: str
-    caption: str
-    late: str
-    svg: markupsafe.Markup
-    alt: str
-    stem: str
-    runs: list[RunRow]
-
-
-def _cards(results: Results) -> list[Card]:
-    cards, late = [], loss_curves.still_falling(results)
-    for scheme in results.schemes:
-        folder = results.workdir / "figures"
-        picture = trained_scheme_pictures.draw_or_explain(results, scheme, folder)
-        losses = scheme.cell(*results.primary).values
-        runs = [
-            RunRow(
-                seed,
-                number(losses.get(seed)),
-                number(run.evaluation.get("train_loss")),
-                run.status + f": {run.reason}" * bool(run.reason),
+        unit = "MiB" if measure.endswith("bytes") else "microseconds per token"
+        sections.append(
+            Section(
+                title=f"{words.partition(',')[0].capitalize()}, by length:"
+                f" {unit} (ratio to {base}); less is better",
+                note=f"Ours, on {speed['device']}: medians, and the ratio of time or"
+                f" memory to {base}, interleaved in one process. Length × batch: {batches}.",
+                head=("encoding", *lengths),
+                rows=[(s.name, *(cell(s, length) for length in lengths)) for s in results.schemes],
+                csv="speed_by_length.csv",
             )
-            for seed, run in scheme.runs.items()
-        ]
-        words = picture.caption, late.get(scheme.name, "")
-        svg = markupsafe.Markup(picture.svg)
-        cards.append(Card(scheme.name, scheme.spec, *words, svg, picture.alt, picture.stem, runs))
-    return cards
+        )
+    return sections
+
+
+def _what_differs(results: Results) -> str:
+    """How this comparison differs from published ones, whose numbers are listed with it."""
+    m = results.manifest
+    sizes = [n for s in results.schemes if (n := s.fact("parameters")) is not None]
+    size = f"{max(sizes) / 1e6:,.1f}M parameters at most, " if sizes else ""
+    tokens = m["steps"] * m["batch"] * m["train_length"] / 1e6
+    kind = m["config"].get("tokenizer", "bytes")
+    return (
+        f"Here: {m['corpus']['name']}, tokens are {kind}, {size}{tokens:,.1f}M tokens of training"
+        " per run. Levels do not compare, only which schemes hold as the text grows longer."
+    )
 
 
 def _commands(results: Results) -> list[str]:
@@ -299,7 +258,6 @@ def _commands(results: Results) -> list[str]:
 
 def _changed(config: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """(field, value, default) of fields that differ from the defaults, except the folder."""
-    plain = json.loads(json.dumps(dataclasses.asdict(CompareConfig())))
-    defaults = dict(flat(plain))
+    defaults = dict(flat(json.loads(json.dumps(dataclasses.asdict(CompareConfig())))))
     rows = [(name, value, defaults.get(name, "—")) for name, value in flat(config)]
     return [row for row in rows if row[1] != row[2] and row[0] != "workdir"]

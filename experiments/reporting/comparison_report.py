@@ -5,21 +5,20 @@ loss_by_position.csv, speed.csv, rates.csv and verdicts.csv into the directory t
 filled.
 """
 
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from experiments.reporting import (
-    comparison_page,
-    comparison_tables,
-    html_page,
-    learning_rates,
-)
+from experiments.reporting import comparison_page, html_page, learning_rates, speed_ratios
+from experiments.reporting.plotting import write_csv
 from experiments.reporting.results import REPORTED, Question, Results, read
-from experiments.reporting.verdict_rows import by_difference, verdict_row
-from experiments.reporting.verdicts import verdicts
+from experiments.reporting.statistics import number, p_value
+from experiments.reporting.verdicts import Verdict, by_difference, verdicts
 from experiments.running.provenance import save_json
 
 PAGE = "report.html"
@@ -34,9 +33,18 @@ def build(workdir: Path) -> Path:
     """
     results = read(workdir)
     decided = [(question, verdicts(results, question)) for question in results.questions]
-    page = comparison_page.page(results, decided)
-    text = html_page.render("comparison.html.j2", ("comparison.js",), **page._asdict())
-    comparison_tables.write_tables(results, decided)
+    page = comparison_page.contents(results, decided)
+    text = html_page.render("comparison.html.j2", ("comparison.js",), **page)
+    tables = {
+        "loss_by_length": results.table(),
+        "loss_by_position": _positions(results),
+        "speed": _speeds(results),
+        "speed_by_length": _speeds_by_length(results),
+        "rates": _rates(results),
+        "verdicts": _verdicts(results, decided),
+    }
+    for name, (head, *lines) in tables.items():
+        write_csv(results.workdir / f"{name}.csv", head, lines)
     path = results.workdir / PAGE
     path.write_text(text, encoding="utf-8", errors="backslashreplace")  # paths need not be UTF-8
     if results.subject not in results.reported:
@@ -47,25 +55,84 @@ def build(workdir: Path) -> Path:
 def summary(workdir: Path) -> Group:
     """The verdicts, for the terminal: a table for each question."""
     results = read(workdir)
-    parts: list[Table | Text] = [_terminal(results, question) for question in results.questions]
+    parts: list[Table | Text] = []
+    for question in results.questions:
+        of = f"{question.role}: loss" if len(results.questions) > 1 else "loss"
+        minus = f"minus {results.manifest['reference']} (nats per token)"
+        at = f"at length {question.length}, {question.protocol}, {minus}"
+        table = Table(title=Text(f"{of[0].upper()}{of[1:]} {at}"), title_justify="left")
+        for column in ("encoding", "rate", "loss", "difference", "95 % (Holm)", "Holm p"):
+            table.add_column(column, justify="left" if column == "encoding" else "right")
+        table.add_column("verdict")
+        for v in by_difference(verdicts(results, question)):
+            rate = learning_rates.rate_used(results, results.schemes[v.index])
+            mean, holm = number(v.tested.estimate.mean, 3, True), p_value(v.tested.holm)
+            numbers = number(v.loss), mean, v.tested.interval(), holm
+            cells = v.name, rate, *numbers, f"{v.mark} {v.words}"
+            table.add_row(*map(Text, cells))  # Text: names are not markup
+        parts.append(table)
     if results.changes:
         parts.append(Text(f"Exploratory, not confirmatory: {results.changes} after a report."))
     return Group(*parts)
 
 
-def _terminal(results: Results, question: Question) -> Table:
-    protocol, length = question.protocol, question.length
-    of = f"{question.role}: loss" if len(results.questions) > 1 else "loss"
-    minus = f"minus {results.manifest['reference']} (nats per token)"
-    title = f"{of[0].upper()}{of[1:]} at length {length}, {protocol}, {minus}"
-    table = Table(title=Text(title), title_justify="left")
-    for column in ("encoding", "rate", "loss", "difference", "95 % (Holm)", "Holm p"):
-        table.add_column(column, justify="left" if column == "encoding" else "right")
-    table.add_column("verdict")
-    decided = [(v, verdict_row(results, question, v)) for v in verdicts(results, question)]
-    for row in by_difference(decided):
-        rate = learning_rates.rate_used(results, results.schemes[row.place])
-        words = f"{row.mark} {row.words}"
-        cells = row.name, rate, row.loss, row.mean, row.interval, row.holm, words
-        table.add_row(*map(Text, cells))  # Text: names are not markup
-    return table
+# The tables, with every digit.
+
+
+def _positions(results: Results) -> Iterator[tuple]:
+    yield ("encoding", "seed", "position", "loss")
+    for scheme in results.schemes:
+        for seed, values in scheme.by_position()[0].items():
+            yield from ((scheme.name, seed, i, x) for i, x in enumerate(values.tolist(), 1))
+
+
+def _speeds(results: Results) -> Iterator[tuple]:
+    yield ("encoding", "measure", "baseline", "median_ratio", "least", "greatest", "problem")
+    base = results.manifest["baseline"]
+    for measure, ratios in speed_ratios.speed_ratios(results).items():
+        for name, ratio in ratios.items():
+            yield name, measure, base, *ratio, ""
+    for name, values in (results.speed or {}).get("encodings", {}).items():
+        if "problem" in values:
+            yield name, None, base, None, None, None, values["problem"]
+
+
+def _speeds_by_length(results: Results) -> Iterator[tuple]:
+    head = ("encoding", "length", "batch", "measure", "median", "tokens_per_second")
+    yield (*head, "baseline", "median_ratio", "least", "greatest", "problem")
+    base, ratios = results.manifest["baseline"], speed_ratios.speed_by_length(results)
+    for text, timings in (results.speed or {}).get("lengths", {}).items():
+        length, batch = int(text), timings["batch"]
+        for name, values in timings["encodings"].items():
+            if "problem" in values:
+                yield (name, length, batch, *[None] * 7, values["problem"])
+                continue
+            for measure, value in values.items():
+                ratio = ratios.get(measure, {}).get(length, {}).get(name) or (None,) * 3
+                median = float(np.median(value))
+                rate = speed_ratios.rate_of(measure, median, length, batch)
+                yield (name, length, batch, measure, median, rate, base, *ratio, "")
+
+
+def _rates(results: Results) -> Iterator[tuple]:
+    yield ("encoding", "learning_rate", "encoding_rate", "loss", "status", "used", "remark")
+    for row in learning_rates.rates(results):
+        for pair, loss in row.losses.items():
+            known = loss if math.isfinite(loss) else None
+            used = pair == row.used
+            yield row.name, *pair, known, row.statuses[pair], used, row.remark if used else ""
+
+
+def _verdicts(
+    results: Results, decided: Sequence[tuple[Question, list[Verdict]]]
+) -> Iterator[tuple]:
+    head = ("encoding", "question", "reference", "protocol", "length", "seeds", "difference")
+    yield (*head, "low", "high", "p", "p_holm", "median", "each_seed", "verdict")
+    for (role, protocol, length), rows in decided:
+        for v in rows:
+            t, d = v.tested, v.tested.estimate
+            numbers = d.mean, t.low, t.high, d.p, t.holm, d.median
+            numbers = d.n or None, *(None if math.isnan(x) else x for x in numbers)
+            each = ";".join(f"{x:.6f}" for x in d.values)
+            at = role, results.manifest["reference"], protocol, length
+            yield (v.name, *at, *numbers, each, v.words)

@@ -1,12 +1,14 @@
 """The report of extended contexts: loss against length, passkeys by depth and length, a table."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import rich.table
 
 from experiments.reporting import plotting, statistics
 from experiments.reporting.results import Run, Scheme
+from experiments.reporting.sentences import capital
 from experiments.reporting.verdicts import Verdict, decide
 from experiments.running.run_names import find, short_names
 from experiments.running.sweep_configs import ExtendConfig
@@ -44,34 +46,49 @@ class Page:
         return schemes
 
     def passkeys(self, scheme: Scheme, length: int) -> np.ndarray | None:
-        """The fraction that is right, [seeds, depths], or None."""
-        passkeys = [
-            (run.evaluation.get("passkeys") or {}).get(str(length)) for run in runs_of(scheme)
-        ]
-        exact = [by_depth["exact"] for by_depth in passkeys if by_depth is not None]
-        return np.array(exact) if len(exact) == len(passkeys) else None
+        """The fraction that is right, [seeds, depths], or None unless all seeds have it."""
+        found = [(run.evaluation.get("passkeys") or {}).get(str(length)) for run in runs_of(scheme)]
+        exact = [by_depth["exact"] for by_depth in found if by_depth]
+        return np.array(exact) if len(exact) == len(found) else None
 
     def tables(self) -> list[rich.table.Table]:
-        """Loss by length and passkeys by length, without and after the fine-tune."""
+        """Loss by length, passkeys by length and verdicts, without and after the fine-tune."""
         count = len(self.entries[0]["seeds"])
         seeds = f"Mean ± standard deviation over {count} seeds." if count > 1 else "One seed."
-        units = {
-            f"Loss, nats per token, {PROTOCOLS[1]}": self._loss,
-            "Passkeys, fraction right over all depths": self._keys,
-        }
+
+        def loss(scheme: Scheme, length: int) -> str:
+            cell = scheme.cell(PROTOCOLS[1], length)
+            return cell.problem or statistics.shown([*cell.values.values()], 3)
+
+        def keys(scheme: Scheme, length: int) -> str:
+            rates = self.passkeys(scheme, length)
+            return "–" if rates is None else statistics.shown(rates.mean(1).tolist(), 2)
+
         tables = []
         for part, words in self.parts.items():
+            units = {
+                f"Loss, nats per token, {PROTOCOLS[1]}": loss,
+                "Passkeys, fraction right over all depths": keys,
+            }
             for unit, cell in units.items():
-                title = f"{unit}: {words}"
                 caption = f"Trained at {self.length}, extended to {self.target}. {seeds}"
-                table = rich.table.Table("encoding", title=title, caption=caption)
+                table = rich.table.Table("encoding", title=f"{unit}: {words}", caption=caption)
                 for length in self.config.eval.lengths:
                     table.add_column(str(length), justify="right")
                 for scheme in self.schemes(part):
                     cells = [cell(scheme, length) for length in self.config.eval.lengths]
                     table.add_row(scheme.name, *cells)
                 tables.append(table)
-            tables.append(self._decided(part))
+            minus = f"{PROTOCOLS[1]}, minus that of {self.reference}: {words}"
+            table = rich.table.Table("encoding", "difference", "verdict")
+            table.title = f"Loss at {self.target}, {minus}"
+            table.caption = "Paired by seed, 95 % simultaneous (Holm) intervals over all methods."
+            for v in self.verdicts(part):
+                low, high = v.tested.low, v.tested.high
+                bounds = "" if np.isnan(low) else f" [{low:+.3f}, {high:+.3f}]"
+                mean = f"{v.difference.mean:+.3f}{bounds}" if v.difference else ""
+                table.add_row(v.name, mean, v.words)
+            tables.append(table)
         return tables
 
     def verdicts(self, part: str) -> list[Verdict]:
@@ -84,35 +101,29 @@ class Page:
         specs = self.config.encodings
         return short_names(["rope", *specs])[find("reference", self.config.reference, specs)]
 
-    def _decided(self, part: str) -> rich.table.Table:
-        name, words = self.reference, self.parts[part]
-        title = f"Loss at {self.target}, {PROTOCOLS[1]}, minus that of {name}: {words}"
-        caption = "Paired by seed, 95 % simultaneous (Holm) intervals over all methods."
-        table = rich.table.Table("encoding", "difference", "verdict", title=title, caption=caption)
-        for row in self.verdicts(part):
-            x = row.tested
-            bounds = "" if x is None or np.isnan(x.low) else f" [{x.low:+.3f}, {x.high:+.3f}]"
-            mean = "" if x is None else f"{x.estimate.mean:+.3f}{bounds}"
-            table.add_row(row.name, mean, row.words)
-        return table
-
-    def _loss(self, scheme: Scheme, length: int) -> str:
-        cell = scheme.cell(PROTOCOLS[1], length)
-        return cell.problem or statistics.shown([*cell.values.values()], 3)
-
-    def _keys(self, scheme: Scheme, length: int) -> str:
-        rates = self.passkeys(scheme, length)
-        return "–" if rates is None else statistics.shown(rates.mean(1).tolist(), 2)
-
     def drawings(self) -> list[plotting.Drawing]:
         """A figure of losses for each protocol, and one of passkeys."""
         return [*(self.losses(protocol) for protocol in PROTOCOLS), self.map()]
+
+    def _best(
+        self, value: Callable[[Scheme], float | None], choose: Callable, words: str = ""
+    ) -> str:
+        """The method with the least or greatest value, in each part; "" if there are none."""
+        listed = []
+        for part, name in self.parts.items():
+            values = {s.name: x for s in self.schemes(part) if (x := value(s)) is not None}
+            if values:
+                best = choose(values, key=values.__getitem__)
+                listed.append(f"{best}{words.format(values[best])} ({name})")
+        return ", ".join(listed)
 
     @plotting.styled
     def losses(self, protocol: str) -> plotting.Drawing:
         """Loss against length, a panel without and one after the fine-tune; one dot per seed."""
         rows = []
-        title = f"{protocol[0].upper()}{protocol[1:]}: {self._least(protocol)}"
+        best = self._best(lambda s: s.mean(protocol, self.target), min)
+        best = f"least mean at {self.target:,}: {best}" if best else "no losses"
+        title = f"{capital(protocol)}: {best}"
         count = len(self.parts)
         drawn, panels = plotting.canvas(6.4, 3.9 * count + 0.4, count, title=title)
         for axes, (part, words) in zip(panels, self.parts.items(), strict=True):
@@ -124,8 +135,8 @@ class Page:
                     for seed, loss in cell.values.items():
                         rows.append((scheme.name, words, protocol, length, seed, loss))
                         axes.plot([length], [loss], ms=2.5, alpha=0.5, **dots)
-                    if not cell.problem:
-                        points.append((length, float(np.mean([*cell.values.values()]))))
+                    if cell.estimate:
+                        points.append((length, cell.estimate.mean))
                 if points:
                     axes.plot(*zip(*points, strict=True), lw=1.5, ms=5, **plotting.look(scheme))
                     ends.append((scheme, *points[-1]))
@@ -137,22 +148,19 @@ class Page:
         alt = f"Loss of each method against the length of the context, {protocol}. {title}"
         return plotting.Drawing(f"loss-{protocol}", drawn, LOSSES, rows, alt)
 
-    def _least(self, protocol: str) -> str:
-        """Which method has the least mean loss at the target, in each part."""
-        words = []
-        for part, name in self.parts.items():
-            cells = {s.name: s.cell(protocol, self.target) for s in self.schemes(part)}
-            means = {n: np.mean([*c.values.values()]) for n, c in cells.items() if not c.problem}
-            if means:
-                words.append(f"{min(means, key=means.__getitem__)} ({name})")
-        return f"least mean at {self.target:,}: {', '.join(words)}" if words else "no losses"
-
     @plotting.styled
     def map(self) -> plotting.Drawing:
         """The fraction of passkeys that is right, by depth and length: a map for each method."""
         lengths, places = self.config.eval.lengths, np.linspace(0, 1, self.config.depths)
         count, parts = len(self.entries), self.parts
-        title = f"{self._most()}; {self.length:,} is the trained length, {self.target:,} the target"
+
+        def found_at_target(scheme: Scheme) -> float | None:
+            found = self.passkeys(scheme, self.target)
+            return None if found is None else float(found.mean())
+
+        best = self._best(found_at_target, max, " with {:.2f}")
+        best = f"Most keys at {self.target:,}: {best}" if best else "Passkeys found"
+        title = f"{best}; {self.length:,} is the trained length, {self.target:,} the target"
         size = 1.9 + 0.5 * len(lengths) * len(parts), 0.3 + (0.5 + 0.17 * len(places)) * count
         drawn, panels = plotting.canvas(*size, count, len(parts), title=title)
         grid, rows = np.reshape(np.array(panels, object), (count, -1)), []
@@ -169,17 +177,6 @@ class Page:
         plotting.colour_bar(drawn, panels, "fraction of keys found")
         alt = f"Fraction of passkeys found, by depth of the key and length of text. {title}"
         return plotting.Drawing("passkeys", drawn, PASSKEYS, rows, alt)
-
-    def _most(self) -> str:
-        """Which method finds the most passkeys at the target, in each part."""
-        words = []
-        for part, name in self.parts.items():
-            found = {s.name: self.passkeys(s, self.target) for s in self.schemes(part)}
-            means = {n: float(r.mean()) for n, r in found.items() if r is not None}
-            if means:
-                best = max(means, key=means.__getitem__)
-                words.append(f"{best} with {means[best]:.2f} ({name})")
-        return f"Most keys at {self.target:,}: {', '.join(words)}" if words else "Passkeys found"
 
     def _rows(self, scheme: Scheme, words: str) -> list[tuple]:
         rows = []

@@ -1,16 +1,14 @@
-"""Figures of the report besides those against length: verdicts, speed, training."""
+"""Figures of a comparison: losses and differences against length and position, speed, training.
 
-from collections.abc import Sequence
+A figure is drawn from the results, a second time `narrow` for a phone; its rows are its data.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 
-from experiments.reporting import (
-    loss_curves,
-    number_formats,
-    speed_ratios,
-    statistics,
-    takeaways,
-)
+from experiments.reporting import loss_curves, sentences, speed_ratios, verdicts
 from experiments.reporting.plotting import (
     MUTED,
     Drawing,
@@ -19,21 +17,168 @@ from experiments.reporting.plotting import (
     label,
     log2_axis,
     look,
+    mark_length,
     name_lines,
     paint,
     styled,
 )
-from experiments.reporting.results import Question, Results
+from experiments.reporting.results import Question, Results, Scheme
+from experiments.reporting.statistics import CLAIM_SEEDS, Estimate, Ratio, number
 from experiments.reporting.verdicts import Verdict
+from pe_jax.training.config import PROTOCOLS
+
+BAND = 0.11  # opacity
+POINTS = {"lw": 1.7, "ms": 5.5}
+
+
+def band(
+    axes: Axes, scheme: Scheme, x: Sequence[float], estimates: Sequence[Estimate]
+) -> tuple[Scheme, float, float]:
+    """Draws means with 95 % intervals, where there are several seeds; returns the line's end."""
+    low, high = ([getattr(e, side) for e in estimates] for side in ("low", "high"))
+    if np.isfinite(low).all() and estimates[0].n >= CLAIM_SEEDS:  # of two, it says nothing
+        axes.fill_between(x, low, high, **paint(scheme), alpha=BAND, lw=0)
+    axes.plot(x, [e.mean for e in estimates], **POINTS, **look(scheme))
+    return scheme, x[-1], estimates[-1].mean
+
+
+def each_seed(estimate: Estimate) -> str:
+    """The differences of all seeds, for a table."""
+    return ";".join(f"{x:.6f}" for x in estimate.values)
+
+
+def _differences(
+    axes: Axes,
+    results: Results,
+    lines: Mapping[str, tuple[Sequence[float], Sequence[Estimate]]],
+    x: Sequence[float],
+) -> None:
+    """Lines of differences by scheme, the reference at 0 over `x`; limits, unit, names.
+
+    Limits are within twice the span of the means: a wide interval of one scheme may be cut.
+    """
+    ends = [band(axes, s, *lines[s.name]) for s in results.schemes if s.name in lines]
+    means = [e.mean for _, estimates in lines.values() for e in estimates]
+    if means:
+        low, high = min(*means, 0), max(*means, 0)
+        pad = 0.5 * (high - low) or 0.1
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(max(bottom, low - pad), min(top, high + pad))
+    if results.reference is not None and x:
+        axes.plot(x, [0] * len(x), **POINTS, **look(results.reference))
+        ends.append((results.reference, x[-1], 0.0))
+    reference = label(results.manifest["reference"])
+    axes.set_ylabel(f"loss minus that of {reference} (nats per token)")
+    mark_length(axes, results.manifest["train_length"])
+    name_lines(axes, ends)
+
+
+@styled
+def differences_by_length(results: Results, protocol: str, narrow: bool = False) -> Drawing:
+    """Paired differences to the reference against length: mean over seeds, 95 % t interval."""
+    reference, lengths = results.manifest["reference"], results.manifest["lengths"]
+    found = verdicts.by_length(results, protocol)
+    kinds = {
+        n: {v.name: v.kind for v in verdicts.verdicts(results, Question("", protocol, n))}
+        for n in lengths
+    }
+    means = {name: {n: d.mean for n, d in each.items()} for name, each in found.items()}
+    title = sentences.differences_title(kinds, means, reference)
+    figure, (axes,) = canvas(5.8, 4.6, title=title, narrow=narrow)
+    lines = {name: ([*each], [*each.values()]) for name, each in found.items() if each}
+    log2_axis(axes, lengths)
+    axes.set_xlabel(f"context length (tokens), {protocol}")
+    _differences(axes, results, lines, lengths)
+    rows = [
+        (name, protocol, n, d.mean, d.low, d.high, d.p, each_seed(d))
+        for name, each in found.items()
+        for n, d in each.items()
+    ]
+    header = ("encoding", "protocol", "length", "mean", "low", "high", "p", "each_seed")
+    alt = (
+        f"Paired difference of each scheme's loss to {reference} against context length,"
+        f" {protocol}, with 95 % intervals over seeds. {title}"
+    )
+    return Drawing(f"differences-by-length-{protocol}", figure, header, rows, alt)
+
+
+@styled
+def differences_by_position(results: Results, narrow: bool = False) -> Drawing:
+    """Paired differences to the reference against the position in the longest context, in bins."""
+    found, missing = verdicts.by_position(results)
+    reference = results.manifest["reference"]
+    title = sentences.position_title(found, reference)
+    figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
+    lines = {
+        n: ([b.centre for b in bins], [b.difference for b in bins]) for n, bins in found.items()
+    }
+    first = min((x[0] for x, _ in lines.values()), default=1)
+    longest = max([2, *(bins[-1].last for bins in found.values())])
+    start = int(np.floor(np.log2(first)))
+    log2_axis(axes, 2 ** np.arange(start, np.floor(np.log2(longest)) + 1))
+    axes.set_xlabel("position in the context (the first is 1)")
+    _differences(axes, results, lines, next((x for x, _ in lines.values()), ()))
+    rows: list[tuple] = [(name, *(None,) * 6, why) for name, why in missing.items()]
+    rows += [
+        (name, first, last, d.mean, d.low, d.high, each_seed(d), "")
+        for name, bins in found.items()
+        for first, last, d in bins
+    ]
+    known = all(np.isfinite(e.low) for _, estimates in lines.values() for e in estimates)
+    header = ("encoding", "first", "last", "mean", "low", "high", "each_seed", "problem")
+    alt = (
+        f"Paired difference of each scheme's loss to {reference} against position in the"
+        f" context{', with 95 % intervals over seeds' * known}. {title}"
+    )
+    return Drawing("differences-by-position", figure, header, rows, alt)
+
+
+@styled
+def loss_by_length(results: Results, protocol: str, narrow: bool = False) -> Drawing:
+    """Loss against length: the mean over seeds and each seed; single seeds if some miss."""
+    rows, ends = [], []
+    lengths, trained = results.manifest["lengths"], results.manifest["train_length"]
+    cells = {
+        (s.name, p, n): s.cell(p, n) for s in results.schemes for p in PROTOCOLS for n in lengths
+    }
+    means = {
+        s.name: {n: e.mean for n in lengths if (e := cells[s.name, protocol, n].estimate)}
+        for s in results.schemes
+    }
+    title = sentences.losses_title(means, trained)
+    title = f"{sentences.capital(protocol)}" + f": {title}" * bool(title)
+    figure, (axes,) = canvas(5.8, 4.6, title=title, narrow=narrow)
+    for scheme in results.schemes:
+        for n in lengths:
+            losses, problem, e = cells[scheme.name, protocol, n]
+            dot = {"ms": 2.5, "alpha": 0.6} if e else {"ms": 4.5, "mfc": "none"}
+            axes.plot([n] * len(losses), [*losses.values()], **dot, **look(scheme, line=False))
+            span = (e.mean, e.low, e.high, e.median) if e else (None,) * 4
+            each = ";".join(f"{seed}:{v:.6f}" for seed, v in losses.items())
+            rows.append((scheme.name, protocol, n, *span, each, problem))
+        if full := means[scheme.name]:
+            axes.plot([*full], [*full.values()], **POINTS, **look(scheme))
+            ends.append((scheme, max(full), full[max(full)]))
+    log2_axis(axes, lengths)
+    if every := [x for cell in cells.values() for x in cell.values.values() if np.isfinite(x)]:
+        pad = 0.06 * (max(every) - min(every)) or 0.1  # both protocols share an axis
+        axes.set_ylim(min(every) - pad, max(every) + pad)
+    axes.set(xlabel="context length (tokens)", ylabel="loss (nats per token)")
+    mark_length(axes, trained)
+    name_lines(axes, ends)
+    header = ("encoding", "protocol", "length", "mean", "low", "high", "median")
+    header = (*header, "seeds", "problem")
+    alt = f"Loss in nats per token against context length, {protocol}, one line per scheme. {title}"
+    return Drawing(f"loss-by-length-{protocol}", figure, header, rows, alt)
 
 
 @styled
 def speed(
-    results: Results, measure: str, ratios: dict[str, statistics.Ratio], narrow: bool = False
+    results: Results, measure: str, ratios: dict[str, Ratio], narrow: bool = False
 ) -> Drawing:
     """Ratios to the baseline: median over paired repeats, bar from the least to the greatest."""
     base, what = label(results.manifest["baseline"]), speed_ratios.MEASURES[measure]
-    title = takeaways.ratios_title(what, ratios, results.manifest["baseline"])
+    title = sentences.ratios_title(what, ratios, results.manifest["baseline"])
     figure, (axes,) = canvas(5.8, 1.4 + 0.27 * len(ratios), title=title, narrow=narrow)
     shown = [(s, ratios[s.name]) for s in results.schemes if s.name in ratios]
     shown.sort(key=lambda pair: pair[1].median)
@@ -54,7 +199,7 @@ def speed_by_length(
     """Ratios to the baseline against length, one line per scheme; bar: least to greatest."""
     baseline, what = results.manifest["baseline"], speed_ratios.BY_LENGTH[measure]
     longest = max(by_length)
-    title = takeaways.ratios_title(f"{what}, at {longest:,}", by_length[longest], baseline)
+    title = sentences.ratios_title(f"{what}, at {longest:,}", by_length[longest], baseline)
     figure, (axes,) = canvas(5.8, 4.4, title=title, narrow=narrow)
     rows, ends = [], []
     for scheme in results.schemes:
@@ -80,20 +225,17 @@ def speed_by_length(
 
 @styled
 def differences(
-    results: Results, question: Question, verdicts: Sequence[Verdict], narrow: bool = False
+    results: Results, question: Question, decided: Sequence[Verdict], narrow: bool = False
 ) -> Drawing:
     """Paired differences to the reference, sorted: means, simultaneous intervals, every seed."""
-    tested = {v.name: v.tested for v in verdicts if v.tested}
-    shown = [
-        (s, tested[s.name], tested[s.name].estimate) for s in results.schemes if s.name in tested
-    ]
+    known = [v for v in decided if v.difference]
+    shown = [(results.schemes[v.index], v.tested, v.tested.estimate) for v in known]
     shown.sort(key=lambda row: row[2].mean)
-    title = takeaways.verdict_title(verdicts, results.manifest["reference"], question.length)
+    title = sentences.verdict_title(decided, results.manifest["reference"], question.length)
     figure, (axes,) = canvas(5.8, 1.4 + 0.27 * len(shown), title=title, narrow=narrow)
     if results.effect:
         axes.axvspan(-results.effect, results.effect, color=MUTED, alpha=0.13, lw=0, zorder=0.4)
-    text = number_formats.number
-    dots(axes, [(s, d.mean, t.low, t.high, text(d.mean, 3, True)) for s, t, d in shown], 0.0)
+    dots(axes, [(s, d.mean, t.low, t.high, number(d.mean, 3, True)) for s, t, d in shown], 0.0)
     for y, (s, _, d) in enumerate(shown):
         axes.plot(d.values, [y] * d.n, "|", ms=9, alpha=0.8, **paint(s))
     reference = label(results.manifest["reference"])
@@ -139,7 +281,7 @@ def loss_by_step(results: Results, narrow: bool = False) -> Drawing | None:
     found = {s.name: loss_curves.curve(s) for s in results.schemes}
     curves = {name: c for name, c in found.items() if isinstance(c, loss_curves.Curve)}
     length = results.manifest["train_length"]
-    title = takeaways.curves_title(curves, [*loss_curves.still_falling(results)])
+    title = sentences.curves_title(curves, [*loss_curves.still_falling(results)])
     figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
     rows, ends = [], []
     for scheme in results.schemes:
@@ -174,8 +316,7 @@ def loss_by_seconds(results: Results, narrow: bool = False) -> Drawing | None:
     ]
     if not shown:
         return None
-    times = {scheme.name: (at, curve.losses) for scheme, curve, at in shown}
-    title = takeaways.seconds_title(times)
+    title = sentences.seconds_title({s.name: (at, curve.losses) for s, curve, at in shown})
     figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
     for scheme, curve, at in shown:
         axes.plot(at, curve.losses, lw=1.5, ms=5, markevery=2, **look(scheme))

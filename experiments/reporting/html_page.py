@@ -12,6 +12,8 @@ from typing import NamedTuple
 import jinja2
 import markupsafe
 
+from experiments.reporting.statistics import number, p_value
+
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -58,5 +60,6 @@ def render(template: str, scripts: tuple[str, ...], **context) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"number": number, "p_value": p_value}
     page = environment.get_template(template)
     return page.render(script=markupsafe.Markup(script), digest=digest, **context)

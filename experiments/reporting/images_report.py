@@ -6,12 +6,7 @@ import numpy as np
 import rich.table
 
 from experiments.reporting import plotting, statistics
-from experiments.reporting.accuracy_differences import (
-    Difference,
-    difference,
-    judged,
-    line,
-)
+from experiments.reporting.accuracy_differences import difference, judged, line
 from experiments.reporting.results import Scheme
 from experiments.running.run_names import find
 from experiments.running.sweep_configs import IMAGES, ImagesConfig
@@ -44,12 +39,8 @@ def views(config: ImagesConfig) -> list[View]:
 
 def cell(entry: dict, view: View) -> str:
     """Mean ± standard deviation over seeds, or why there is no number."""
-    if any(status != "ok" for status in entry["status"].values()):
-        return "diverged"
-    values = [*entry["accuracy"][view.name].values()]
-    if None in values:
-        return "not defined"
-    return statistics.shown(values, 3)
+    accuracy = _by_seed(entry, view.name)
+    return accuracy if isinstance(accuracy, str) else statistics.shown([*accuracy.values()], 3)
 
 
 def table(config: ImagesConfig, entries: list[dict]) -> rich.table.Table:
@@ -74,25 +65,21 @@ def differences(config: ImagesConfig, entries: list[dict]) -> dict[str, list[dic
     judgements = {}
     for kind in dict.fromkeys(view.kind for view in views(config)):
         seen = [view for view in views(config) if view.kind == kind]
-        found = [_difference(e, reference, seen) for e in others]
+        names = [view.name for view in seen]
+        found = [difference(e, reference, names, _by_seed) for e in others]
         numbers = {d.of: e["accuracy"] for d, e in zip(found, others, strict=True) if d.estimate}
-        each = {of: repr([x[view.name] for view in seen]) for of, x in numbers.items()}
-        theirs = repr([reference["accuracy"][view.name] for view in seen])
+        each = {of: repr([x[name] for name in names]) for of, x in numbers.items()}
+        theirs = repr([reference["accuracy"][name] for name in names])
         judgements[kind] = judged(found, "images", statistics.copies(each, theirs))
     return judgements
 
 
-def _difference(entry: dict, reference: dict, seen: list[View]) -> Difference:
-    """Over the views in which both have a number."""
-    without, accuracies = {}, []
-    for view in seen:
-        both = tuple(e["accuracy"][view.name] for e in (entry, reference))
-        missing = [e for e, x in zip((entry, reference), both, strict=True) if None in x.values()]
-        if missing:
-            without[view.name] = cell(missing[0], view)
-        else:
-            accuracies.append(both)
-    return difference(entry["name"], reference["name"], accuracies, without)
+def _by_seed(entry: dict, view: str) -> dict | str:
+    """The accuracy of each seed in a view, or why there is none."""
+    if any(status != "ok" for status in entry["status"].values()):
+        return "diverged"
+    accuracy = entry["accuracy"][view]
+    return "not defined" if None in accuracy.values() else accuracy
 
 
 def lines(differences: dict[str, list[dict]]) -> list[str]:

@@ -44,8 +44,8 @@ def join(folders: Sequence[Path], target: Path) -> None:
     parts = [results.read(folder) for folder in folders]
     if target.resolve() in [folder.resolve() for folder in folders]:
         raise ConfigError(f"workdir={str(target)!r} is one of those to join; choose another")
-    for first, other in itertools.combinations(parts, 2):
-        check_comparable(first, other)
+    for pair in itertools.combinations(parts, 2):
+        check_comparable(*pair)
     before = results.read(target).reported if is_joined else ()
     manifest = joined(parts, target)
     for name in ("runs", "rates"):
@@ -54,10 +54,8 @@ def join(folders: Sequence[Path], target: Path) -> None:
     for part in parts:
         for scheme in part.schemes:
             _copy(part, scheme, target)
-    timed = next((part for part in parts if part.speed), None)
-    if timed:
-        encodings = {_folder(entry): entry for entry in manifest["encodings"]}
-        save_json(target / "speed.json", _timings(timed, encodings))
+    if timed := next((part for part in parts if part.speed), None):
+        save_json(target / "speed.json", _timings(timed, manifest["encodings"]))
     save_json(target / results.REPORTED, [*_earlier(parts, manifest["seeds"], before)])
     save_json(manifest_path, manifest)
 
@@ -93,32 +91,29 @@ def _copy(part: Results, scheme: Scheme, target: Path) -> None:
 
 def check_comparable(first: Results, other: Results) -> None:
     """Raises ConfigError with the first difference that makes them incomparable."""
-    ours, theirs = (dict(_binding(part.manifest)) for part in (first, other))
-    for field in {**ours, **theirs}:
-        if ours.get(field) != theirs.get(field):
+
+    def bound(part: Results) -> dict[str, Any]:
+        fields = results.binding(part.manifest)
+        flat = dict(results.flat({field: fields[field] for field in results.SAME}))
+        return {name: value for name, value in flat.items() if name not in FREE}
+
+    def check(what: str, joint: str, ours: Any, theirs: Any) -> None:
+        if ours != theirs:
             raise ConfigError(
-                f"{other.workdir}: {field}={theirs.get(field)!r}, and {first.workdir} has"
-                f" {ours.get(field)!r}: not comparable"
+                f"{other.workdir}: {what}{joint}{theirs!r}, and {first.workdir} has {ours!r}: not"
+                " comparable"
             )
+
+    ours, theirs = bound(first), bound(other)
+    for field in {**ours, **theirs}:
+        check(field, "=", ours.get(field), theirs.get(field))
     for scheme in other.schemes:
-        same = next((s for s in first.schemes if s.folder == scheme.folder), None)
-        for what in ("spec", "learning_rate", "encoding_rate"):
-            a, b = (_of(s, what) for s in (same or scheme, scheme))
-            if None not in (a, b) and a != b:
-                raise ConfigError(
-                    f"{other.workdir}: {what} of {scheme.name} is {b!r}, and {first.workdir} has"
-                    f" {a!r}: not comparable"
-                )
-
-
-def _of(scheme: Scheme, what: str) -> Any:
-    return scheme.spec if what == "spec" else scheme.fact(what)
-
-
-def _binding(manifest: dict) -> Iterator[tuple[str, Any]]:
-    fields = results.binding(manifest)
-    flat = results.flat({field: fields[field] for field in results.SAME})
-    return ((name, value) for name, value in flat if name not in FREE)
+        same = next((s for s in first.schemes if s.folder == scheme.folder), scheme)
+        check(f"spec of {scheme.name}", " is ", same.spec, scheme.spec)
+        for rate in ("learning_rate", "encoding_rate"):
+            a, b = (s.fact(rate) for s in (same, scheme))
+            if None not in (a, b):
+                check(f"{rate} of {scheme.name}", " is ", a, b)
 
 
 def joined(parts: Sequence[Results], target: Path) -> dict:
@@ -130,18 +125,18 @@ def joined(parts: Sequence[Results], target: Path) -> dict:
     seeds = sorted({seed for m in manifests for seed in m["seeds"]})
     specs = [e["spec"] for e in encodings.values()]
     references = {field: names[first[field]] for field in REFERENCES if first[field] in names}
-    commands = [c for m in manifests for c in (*m.get("before", ()), _command(m))]
+    made = [m for manifest in manifests for m in (*manifest.get("before", ()), manifest)]
     config = {"workdir": str(target), "encodings": specs, "seed": seeds[0], "seeds": len(seeds)}
     return {
         **first,
-        "name": f"{len(encodings)} positional encodings on {first['corpus']['name']}",
+        "name": results.title(len(encodings), first["corpus"]["name"]),
         "encodings": [*encodings.values()],
         **references,
         "seeds": seeds,
         "config": {**first["config"], **config},
         "commit": ", ".join(dict.fromkeys(m["commit"] for m in manifests)),
         "device": ", ".join(dict.fromkeys(m["device"] for m in manifests)),
-        "before": commands,
+        "before": [{field: m[field] for field in ("commit", "command")} for m in made],
         "command": command("compare"),
         "notes": [*_notes(parts)],
         "joined": [str(part.workdir) for part in parts],
@@ -162,20 +157,16 @@ def _folder(entry: dict) -> str:
     return entry.get("folder", entry["name"])
 
 
-def _timings(part: Results, encodings: dict[str, dict]) -> dict:
+def _timings(part: Results, encodings: list[dict]) -> dict:
     """The timings of a comparison by the names of the join."""
-    names = {s.name: encodings[s.folder]["name"] for s in part.schemes}
-    speed = part.speed or {}
+    joined = {_folder(entry): entry["name"] for entry in encodings}
+    names, speed = {s.name: joined[s.folder] for s in part.schemes}, part.speed or {}
 
     def with_names(timed: dict) -> dict:
         return {**timed, "encodings": {names.get(n, n): x for n, x in timed["encodings"].items()}}
 
     lengths = {n: with_names(there) for n, there in speed.get("lengths", {}).items()}
     return {**with_names(speed), "lengths": lengths}
-
-
-def _command(manifest: dict) -> dict[str, str]:
-    return {field: manifest[field] for field in ("commit", "command")}
 
 
 def _notes(parts: Sequence[Results]) -> Iterator[str]:
@@ -189,13 +180,6 @@ def _notes(parts: Sequence[Results]) -> Iterator[str]:
         if any(value != values[0] for value in values):
             listed = "; ".join(f"{p.workdir.name}: {v}" for p, v in zip(parts, values, strict=True))
             yield f"Not the same {field} in all: {listed}."
-    yield from _repeated(parts)
-    measured = [part.workdir.name for part in parts if part.speed]
-    if len(measured) > 1:
-        yield f"Speed and memory are those of {measured[0]}: ratios hold within one process."
-
-
-def _repeated(parts: Sequence[Results]) -> Iterator[str]:
     seen: dict[tuple[str, int], dict] = {}
     for part in parts:
         for scheme in part.schemes:
@@ -207,3 +191,6 @@ def _repeated(parts: Sequence[Results]) -> Iterator[str]:
                     how = "the same numbers" if before == losses else "with other numbers"
                     at = f"{scheme.name}, seed {seed}"
                     yield f"{at}: also in {part.workdir.name}, {how}; the first is used."
+    measured = [part.workdir.name for part in parts if part.speed]
+    if len(measured) > 1:
+        yield f"Speed and memory are those of {measured[0]}: ratios hold within one process."

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from experiments.reporting.number_formats import number
 from experiments.reporting.results import Results, Scheme
+from experiments.reporting.statistics import number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,12 +95,16 @@ def write(drawing: Drawing, folder: Path) -> None:
 def picture(drawing: Drawing, path: Path) -> None:
     """Writes the PNG alone, with a palette: a third of the bytes, and no difference to the eye."""
     buffer = io.BytesIO()
-    with warnings.catch_warnings(), matplotlib.rc_context(STYLE):
-        warnings.filterwarnings("ignore", "Glyph .* missing")
-        drawing.figure.savefig(buffer, dpi=150)
+    _save(drawing.figure, buffer, dpi=150)
     colours = Image.open(buffer).convert("RGB")
     colours.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     drawing.figure.set_layout_engine("none")  # laid out once is enough
+
+
+def _save(figure: Figure, target: Any, **options: Any) -> None:
+    with warnings.catch_warnings(), matplotlib.rc_context(STYLE):
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        figure.savefig(target, **options)
 
 
 def vector(drawing: Drawing, suffix: str = "") -> str:
@@ -110,10 +114,8 @@ def vector(drawing: Drawing, suffix: str = "") -> str:
     index as data-s.
     """
     buffer, stem = io.StringIO(), drawing.stem + suffix
-    with warnings.catch_warnings(), matplotlib.rc_context(STYLE):
-        warnings.filterwarnings("ignore", "Glyph .* missing")
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        drawing.figure.savefig(buffer, format="svg", metadata=nothing)
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    _save(drawing.figure, buffer, format="svg", metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(rf'<g id="{TAG}(\d+)"', r'<g class="scheme" data-s="\1"', svg)
@@ -123,25 +125,18 @@ def vector(drawing: Drawing, suffix: str = "") -> str:
 
 def themed(svg: str) -> str:
     """The SVG with this module's colours as variables of a page's style."""
-    return re.sub(r'style="[^"]*"', lambda found: _variables(found[0]), svg)
-
-
-def _variables(declarations: str) -> str:
-    """CSS in which the colours of this module are variables of the page."""
 
     def variable(found: re.Match) -> str:
-        name = VARIABLES.get(found[0])
-        return f"var(--{name})" if name else found[0]
+        return f"var(--{VARIABLES[found[0]]})" if found[0] in VARIABLES else found[0]
 
-    return re.sub(r"#[0-9a-f]{6}", variable, declarations)
+    colour = re.compile(r"#[0-9a-f]{6}")
+    return re.sub(r'style="[^"]*"', lambda found: colour.sub(variable, found[0]), svg)
 
 
 def theme(dark: bool) -> str:
     """CSS: the colours of schemes and of other lines as variables."""
-    colours = [pair[dark] for pair in PALETTE]
-    shades = DARK_SHADES if dark else SHADES
-    pairs = [*((f"c{k}", c) for k, c in enumerate(colours))]
-    pairs += [(f"shade{k}", c) for k, c in enumerate(shades)]
+    pairs = [(f"c{k}", pair[dark]) for k, pair in enumerate(PALETTE)]
+    pairs += [(f"shade{k}", c) for k, c in enumerate(DARK_SHADES if dark else SHADES)]
     return " ".join(f"--{name}: {value};" for name, value in pairs)
 
 
@@ -261,7 +256,7 @@ def name_lines(
     last = max(x for _, x, _ in ends)
     for (scheme, x, y), place in zip(ends, places, strict=True):
         own = (dress or look)(scheme)
-        line = {"color": own["color"], "gid": own["gid"]}
+        line = {field: own[field] for field in ("color", "gid")}
         leader = {"arrowstyle": "-", **line, "lw": 0.6, "alpha": 0.7, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
             "",
@@ -304,15 +299,12 @@ def mark_length(axes: Axes, length: float, words: str = "trained at") -> None:
     )
 
 
-def heat(
-    axes: Axes, values: np.ndarray, unit: str = "", limits: tuple[float, float] | None = None
-) -> None:
-    """A heat map, without NaN, with a colour bar if there is a unit.
+def heat(axes: Axes, values: np.ndarray, unit: str) -> None:
+    """A heat map, without NaN, with a colour bar.
 
-    Pale is 0 if both signs occur, else the least or the greatest; or the first of `limits`, which
-    make several maps comparable.
+    Pale is 0 if both signs occur, else the least or the greatest.
     """
-    low, high = limits or (np.nanmin(values), np.nanmax(values))
+    low, high = np.nanmin(values), np.nanmax(values)
     scale = {"cmap": RISING, "vmin": low, "vmax": high}
     if low < 0 < high:
         top = max(-low, high)
@@ -325,11 +317,7 @@ def heat(
     image = axes.imshow(values, interpolation="nearest", **scale)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    if unit:
-        bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, pad=0.03, aspect=24)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(labelsize=8)
-        bar.set_label(unit, fontsize=8.5)
+    _bar(axes.figure, image, unit, ax=axes, shrink=0.85, pad=0.03, aspect=24)
 
 
 def numbers(axes: Axes, values: Any) -> None:
@@ -348,8 +336,12 @@ def numbers(axes: Axes, values: Any) -> None:
 def colour_bar(figure: Figure, axes: Sequence[Axes], unit: str) -> None:
     """The colours of `numbers`, below all axes."""
     image = axes[0].get_images()[0]
-    bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.02)
-    bar.outline.set_visible(False)  # pyright: ignore
+    _bar(figure, image, unit, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.02)
+
+
+def _bar(figure: Any, image: Any, unit: str, **options: Any) -> None:
+    bar = figure.colorbar(image, **options)
+    bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8)
     bar.set_label(unit, fontsize=8.5)
 

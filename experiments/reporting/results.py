@@ -1,14 +1,20 @@
-"""Reads what a comparison wrote: the manifest, each run's evaluation and metrics, the timings.
+"""The results of a comparison: its manifest, each run's evaluation and metrics, the timings.
+
+`read` takes them from the folder that the comparison filled, `of_table` from the tidy table of its
+losses, loss_by_length.csv: a row for each encoding, protocol, length and seed. Statistics, figures
+and pages take either.
 
 Missing values are never filled in: a run that is missing, diverged or cannot be read stays in the
 results as such, and a cell that needs it says so, instead of a mean over the others.
 """
 
 import dataclasses
+import itertools
 import json
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,32 +61,33 @@ class Run:
             saved = self.evaluation["losses"][protocol][str(length)]
         except KeyError:
             return "not evaluated"
-        if saved is None:
-            return "not defined"
-        losses = np.asarray(saved, np.float64)
-        return losses if losses.size and np.isfinite(losses).all() else "not finite"
+        return _finite(saved)
+
+    def by_position(self) -> np.ndarray | str:
+        """Loss at each position of the longest context, or why there is none."""
+        saved = (self.evaluation.get("by_position") or {}).get("loss")
+        return self.status if self.status != "ok" else _finite(saved)
+
+    def by_step(self) -> dict[int, float] | str:
+        """Step → loss at the training length during training, or why there is none."""
+        losses = {row["step"]: row.get("eval_loss") for row in self.metrics}
+        known = {step: float(x) for step, x in losses.items() if x is not None}
+        return self.status if self.status != "ok" else known or "not evaluated"
 
 
-@dataclasses.dataclass(frozen=True)
-class Cell:
+def _finite(saved: Sequence[float] | None) -> np.ndarray | str:
+    if saved is None:
+        return "not defined"
+    losses = np.asarray(saved, np.float64)
+    return losses if losses.size and np.isfinite(losses).all() else "not finite"
+
+
+class Cell(NamedTuple):
     """A number over all seeds, or `problem`: why there is none."""
 
     values: dict[int, float]
     problem: str
     estimate: statistics.Estimate | None
-
-
-def _words(troubles: dict[int, str], seeds: list[int]) -> str:
-    """Problems with their seeds; "not defined" alone if it is the problem of all seeds."""
-    parts = []
-    for trouble in dict.fromkeys(troubles.values()):
-        which = [seed for seed, t in troubles.items() if t == trouble]
-        if len(which) == len(seeds) and trouble == "not defined":
-            parts.append(trouble)
-        else:
-            listed = f"seed{'s' * (len(which) > 1)} {', '.join(map(str, which))}"
-            parts.append(f"{trouble} {'in ' * (trouble != 'missing')}{listed}")
-    return "; ".join(parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +104,34 @@ class Scheme:
     checks: dict[Pair, Run] = dataclasses.field(default_factory=dict)
     folder: str = ""
 
+    def by_seed(self, read: Callable[[Run], Any]) -> tuple[dict[int, Any], str]:
+        """Seed → what `read` finds in its run; and the problems, texts, of the other seeds.
+
+        A problem has its seeds after it; "not defined" has none if it is that of all seeds.
+        """
+        found = {seed: read(run) for seed, run in self.runs.items()}
+        good = {seed: x for seed, x in found.items() if not isinstance(x, str)}
+        parts = []
+        for trouble in dict.fromkeys(x for x in found.values() if isinstance(x, str)):
+            seeds = [seed for seed, x in found.items() if isinstance(x, str) and x == trouble]
+            if len(seeds) == len(found) and trouble == "not defined":
+                parts.append(trouble)
+            else:
+                listed = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+                parts.append(f"{trouble} {'in ' * (trouble != 'missing')}{listed}")
+        return good, "; ".join(parts)
+
     def windows(self, protocol: str, length: int) -> tuple[dict[int, np.ndarray], str]:
         """Seed → loss of every window, for the seeds that have it; the problems of the others."""
-        by_seed = {seed: run.windows(protocol, length) for seed, run in self.runs.items()}
-        good = {seed: w for seed, w in by_seed.items() if not isinstance(w, str)}
-        bad = {seed: w for seed, w in by_seed.items() if isinstance(w, str)}
-        return good, _words(bad, list(self.runs))
+        return self.by_seed(lambda run: run.windows(protocol, length))
+
+    def by_position(self) -> tuple[dict[int, np.ndarray], str]:
+        """Seed → loss at each position of the longest context; the problems of other seeds."""
+        return self.by_seed(Run.by_position)
+
+    def by_step(self) -> tuple[dict[int, dict[int, float]], str]:
+        """Seed → step → loss at the training length during training; problems of other seeds."""
+        return self.by_seed(Run.by_step)
 
     def cell(self, protocol: str, length: int) -> Cell:
         """The loss at a length, over seeds."""
@@ -111,44 +140,10 @@ class Scheme:
         done = not problem and bool(values)
         return Cell(values, problem, statistics.estimate([*values.values()]) if done else None)
 
-    def by_position(self) -> tuple[dict[int, np.ndarray], str]:
-        """Seed → loss at each position of the longest context; the problems of other seeds."""
-        good, bad = {}, {}
-        for seed, run in self.runs.items():
-            loss = (run.evaluation.get("by_position") or {}).get("loss")
-            if run.status != "ok" or loss is None:
-                bad[seed] = run.status if run.status != "ok" else "not defined"
-                continue
-            losses = np.asarray(loss, np.float64)
-            if losses.size and np.isfinite(losses).all():
-                good[seed] = losses
-            else:
-                bad[seed] = "not finite"
-        return good, _words(bad, list(self.runs))
-
-    def by_step(self) -> tuple[dict[int, dict[int, float]], str]:
-        """Seed → step → loss at the training length during training; problems of other seeds."""
-        good, bad = {}, {}
-        for seed, run in self.runs.items():
-            losses = {row["step"]: row.get("eval_loss") for row in run.metrics}
-            known = {step: float(x) for step, x in losses.items() if x is not None}
-            if run.status != "ok":
-                bad[seed] = run.status
-            elif known:
-                good[seed] = known
-            else:
-                bad[seed] = "not evaluated"
-        return good, _words(bad, list(self.runs))
-
-    def train_loss(self) -> Cell:
-        """The last training loss, over seeds."""
-        runs = self.runs.values()
-        failed = any(run.status != "ok" for run in runs)
-        losses = {r.seed: r.evaluation.get("train_loss") for r in runs if r.status == "ok"}
-        known = {seed: loss for seed, loss in losses.items() if loss is not None}
-        if failed or len(known) < len(losses) or not known:
-            return Cell(known, "—", None)
-        return Cell(known, "", statistics.estimate([*known.values()]))
+    def mean(self, protocol: str, length: int) -> float | None:
+        """The mean loss at a length; None unless all seeds have one."""
+        good, problem = self.windows(protocol, length)
+        return None if problem or not good else float(np.mean([w.mean() for w in good.values()]))
 
     def fact(self, field: str) -> Any:
         """A field that does not depend on the seed, from the first run that has it."""
@@ -156,8 +151,7 @@ class Scheme:
         return next((value for value in values if value is not None), None)
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A question that verdicts answer: losses at a length, declared before the runs."""
 
     role: str
@@ -186,24 +180,38 @@ class Results:
     @property
     def changes(self) -> str:
         """Describes what was added or left out after a report; "" if nothing was."""
-        fields, changes = {"seeds": "seed", "encodings": "encoding"}, []
-        names = {s.folder: s.name for s in self.schemes}
-        for field, word in fields.items():
-            now = dict.fromkeys(self.subject[field])
-            before = [dict.fromkeys(subject[field]) for subject in self.reported]
+        changes, names = [], {s.folder: s.name for s in self.schemes}
+        for field, now in self.subject.items():
+            before = [subject[field] for subject in self.reported]
             added = [x for x in now if any(x not in then for then in before)]
-            left = [x for x in dict.fromkeys(x for then in before for x in then) if x not in now]
+            left = [x for x in dict.fromkeys(itertools.chain(*before)) if x not in now]
             for values, what in ((added, "added"), (left, "left out")):
                 if values:
+                    listed = ", ".join(str(names.get(x, x)) for x in values)
                     plural = "s" * (len(values) > 1)
-                    changes.append(
-                        f"{word}{plural} {', '.join(str(names.get(x, x)) for x in values)} {what}"
-                    )
+                    changes.append(f"{field.removesuffix('s')}{plural} {listed} {what}")
         return "; ".join(changes)
+
+    def table(self) -> Iterator[tuple]:
+        """The header and the rows of the tidy table; without a loss, a row has the problem."""
+        yield ("encoding", "protocol", "length", "seed", "loss", "windows", "problem")
+        for scheme in self.schemes:
+            for protocol, length in [(p, n) for p in PROTOCOLS for n in self.manifest["lengths"]]:
+                for seed, run in scheme.runs.items():
+                    windows = run.windows(protocol, length)
+                    values = None, None, windows
+                    if not isinstance(windows, str):
+                        values = float(windows.mean()), windows.size, ""
+                    yield scheme.name, protocol, length, seed, *values
 
     def scheme(self, name: str) -> Scheme | None:
         """The scheme of that name."""
         return next((s for s in self.schemes if s.name == name), None)
+
+    @property
+    def reference(self) -> Scheme | None:
+        """The scheme that the others are compared with, if it was run."""
+        return self.scheme(self.manifest["reference"])
 
     @property
     def primary(self) -> tuple[str, int]:
@@ -214,11 +222,10 @@ class Results:
     @property
     def questions(self) -> tuple[Question, ...]:
         """The primary question, and the secondary one if it was declared."""
-        secondary = self.manifest.get("secondary") or {}
-        questions = [Question("primary", *self.primary)]
-        if secondary and (secondary["protocol"], secondary["length"]) != self.primary:
-            questions.append(Question("secondary", secondary["protocol"], secondary["length"]))
-        return tuple(questions)
+        primary, other = Question("primary", *self.primary), self.manifest.get("secondary")
+        if not other or (other["protocol"], other["length"]) == self.primary:
+            return (primary,)
+        return primary, Question("secondary", other["protocol"], other["length"])
 
     @property
     def effect(self) -> float:
@@ -229,6 +236,55 @@ class Results:
     def longest(self) -> int:
         """The longest length of the evaluation."""
         return max(self.manifest["lengths"])
+
+
+def nested(
+    rows: Iterable[dict[str, Any]], keys: Sequence[str], value: Callable[[dict], Any]
+) -> dict[Any, Any]:
+    """A tidy table as dictionaries in each other, by the values of its columns `keys`."""
+    tree: dict = {}
+    for row in rows:
+        leaf = tree
+        for key in keys[:-1]:
+            leaf = leaf.setdefault(row[key], {})
+        leaf[row[keys[-1]]] = value(row)
+    return tree
+
+
+def of_table(rows: Sequence[dict[str, Any]], reference: str, trained: int) -> Results:
+    """A comparison from the rows of its tidy table; a seed's mean is its one window."""
+    keys = ("encoding", "seed", "protocol", "length")
+    found = nested(rows, keys, lambda row: [float(row["loss"])] if row["loss"] else None)
+    runs = {n: {s: finished({"losses": x}) for s, x in by.items()} for n, by in found.items()}
+    return of_runs(runs, reference, trained, {int(row["length"]) for row in rows})
+
+
+def finished(evaluation: dict[str, Any], metrics: Sequence[dict] = ()) -> Run:
+    """A run that is not in a folder."""
+    return Run(0, "ok", "", evaluation, tuple(metrics))
+
+
+def of_runs(
+    runs: dict[str, dict[Any, Run]],
+    reference: str,
+    trained: int,
+    lengths: Iterable[int],
+    **manifest: Any,
+) -> Results:
+    """What the figures of a comparison need, from its runs by scheme and seed."""
+    schemes = [
+        Scheme(name, name, k, {int(seed): run for seed, run in by_seed.items()})
+        for k, (name, by_seed) in enumerate(runs.items())
+    ]
+    about = {"reference": reference, "train_length": trained, "lengths": sorted({*lengths})}
+    seeds = sorted({seed for scheme in schemes for seed in scheme.runs})
+    return Results(Path(), {**about, "seeds": seeds, **manifest}, tuple(schemes), None)
+
+
+def title(encodings: int, corpus: str) -> str:
+    """The title of a comparison; the embedded corpus is described, for its name says nothing."""
+    text = {"embedded": "the source code of five Python packages"}.get(corpus, corpus)
+    return f"{encodings} positional encodings on {text}"
 
 
 def binding(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -295,14 +351,6 @@ def check_folder(workdir: Path, folder: str, pair: Pair) -> Path:
     return before if pair[1] == 1 and not path.exists() and before.exists() else path
 
 
-def grid(manifest: dict[str, Any], entry: dict[str, Any]) -> list[Pair]:
-    """The (rate, multiple) pairs that a scheme of the manifest begins with."""
-    checks = entry.get("checks")
-    if checks is None:
-        checks = [(rate, 1.0) for rate in manifest.get("rates", ())]
-    return [(float(rate), float(multiple)) for rate, multiple in checks]
-
-
 def read_check(workdir: Path, folder: str, pair: Pair, seed: int) -> Run:
     """The short run of an encoding with a (rate, multiple)."""
     return _run(check_folder(workdir, folder, pair), seed)
@@ -316,14 +364,16 @@ def rate_loss(check: Run, length: int) -> float:
 
 def _read_checks(workdir: Path, folder: str, manifest: dict, entry: dict) -> dict[Pair, Run]:
     """The short runs of an encoding, by (rate, multiple): its grid's, and those tried after it."""
-    checks = {}
+    checks: dict[Pair, Run] = {}
+    grid = entry.get("checks")
+    if grid is None:
+        grid = [(rate, 1.0) for rate in manifest.get("rates", ())]
 
     def loss(pair: Pair) -> float:
         checks[pair] = read_check(workdir, folder, pair, manifest["seeds"][0])
         return rate_loss(checks[pair], manifest["train_length"])
 
-    pairs = grid(manifest, entry)
-    if pairs:
+    if pairs := [(float(rate), float(multiple)) for rate, multiple in grid]:
         rate_search.search(pairs, loss, manifest.get("rate_rounds", 0))
     return checks
 

@@ -4,39 +4,25 @@ Press et al., "Train Short, Test Long" (ALiBi), arXiv 2108.12409: WikiText-103 i
 parameters, 16 layers of width 1024, 8 heads.
 """
 
-import dataclasses
-
 from experiments.reporting.html_page import Section
 
 PAPER = "Press et al., arXiv 2108.12409"
 SCHEMES = ("sinusoidal", "rotary", "T5 bias", "ALiBi")
+WORDS_PER_SECOND = ((26_000, 77_800), (17_700, 39_400), (13_000, 20_200), (25_800, 76_400))
+GIGABYTES = (19.2, 22.8, 20.9, 19.3)
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """One table of a paper: what its numbers are, its columns, one row per scheme."""
+def _table(title: str, what: str, head: tuple[str, ...], rows: tuple[tuple, ...]) -> Section:
+    def text(value: float | str) -> str:
+        return value if isinstance(value, str) else f"{value:,.{0 if value > 1000 else 2}f}"
 
-    title: str
-    what: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[float | str, ...], ...]
-
-    def section(self) -> Section:
-        """A section of the page."""
-        return Section(
-            title=f"Published by others: {self.title}",
-            note=f"{PAPER}: {self.what}.",
-            head=("theirs", *self.head),
-            rows=[(n, *map(_text, row)) for n, row in zip(SCHEMES, self.rows, strict=True)],
-            csv=None,
-        )
+    named = [(name, *map(text, row)) for name, row in zip(SCHEMES, rows, strict=True)]
+    return Section(
+        f"Published by others: {title}", f"{PAPER}: {what}.", ("theirs", *head), named, csv=None
+    )
 
 
-def _text(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,.{0 if value > 1000 else 2}f}"
-
-
-NON_OVERLAPPING = Table(
+NON_OVERLAPPING = _table(
     "perplexity by length, without overlap",
     "validation perplexity of words, non-overlapping evaluation, trained → tested length",
     ("512 → 512", "→ 1012", "→ 2512", "→ 15512", "1024 → 1024", "→ 3024", "3072 → 3072"),
@@ -47,20 +33,13 @@ NON_OVERLAPPING = Table(
         (19.73, 18.73, 18.41, 18.31, 18.66, 17.92, 17.60),
     ),
 )
-SLIDING = Table(
+SLIDING = _table(
     "perplexity by length, sliding window",
     "validation perplexity of words, sliding window of stride 1, trained at 512",
     ("→ 512", "→ 1024", "→ 3072"),
-    (
-        (18.35, 204.42, 360.12),
-        ("—", "—", "—"),
-        (17.92, 18.51, 30.77),
-        (17.98, 17.92, 18.30),
-    ),
+    ((18.35, 204.42, 360.12), ("—", "—", "—"), (17.92, 18.51, 30.77), (17.98, 17.92, 18.30)),
 )
-WORDS_PER_SECOND = ((26_000, 77_800), (17_700, 39_400), (13_000, 20_200), (25_800, 76_400))
-GIGABYTES = (19.2, 22.8, 20.9, 19.3)
-SPEED = Table(
+SPEED = _table(
     "time and memory on a V100",
     "length 1024, one V100; time per word and memory as ratios to sinusoidal, less is better, from"
     " their words per second, in training "
@@ -76,7 +55,7 @@ SPEED = Table(
     tuple(
         (
             *(first / here for first, here in zip(WORDS_PER_SECOND[0], pace, strict=True)),
-            m / 19.2,
+            m / GIGABYTES[0],
             m,
         )
         for pace, m in zip(WORDS_PER_SECOND, GIGABYTES, strict=True)

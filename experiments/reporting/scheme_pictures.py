@@ -2,16 +2,19 @@
 
 One experiment for all: an engine that returns the scores is passed to `attention`, and the scores
 of the same tokens without any encoding are subtracted. No scheme gets special code. q, k and the
-layer's input are the tokens' vectors themselves, after `embed`.
+layer's input are the tokens' vectors themselves, after `embed`. `draw` is for the page of all
+schemes, with initial parameters; `draw_trained` for a report, with those of its runs.
 """
 
 import dataclasses
 import functools
 import io
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import markupsafe
 import numpy as np
 from matplotlib.axes import Axes
 from PIL import Image, ImageColor
@@ -19,13 +22,17 @@ from PIL import Image, ImageColor
 import pe_jax
 from experiments.reporting import plotting
 from experiments.reporting.plotting import SHADES
+from experiments.reporting.results import Results, Scheme
 from pe_jax import Dims, Encoding, Params, Sum, ValueRotation, positions
 from pe_jax.encodings import terms
 from pe_jax.encodings.base import abstract_terms
 from pe_jax.engines import block, reference
+from pe_jax.validation import ConfigError
 
 DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
 REACH, TOKENS = 128, 48  # tokens of the curve, of the map
+LONGEST = 1024  # tokens of the curve of a trained scheme, at most
+HEADER = ("panel", "series", "query_or_distance", "key", "value")  # of a trained scheme's data
 SIDE, SMALL = 13, 7  # patches a side, where positions have several axes
 COLOURS = 64  # of a file
 NEAR = 16  # of 255: what counts as the colour of a line
@@ -42,11 +49,6 @@ DRAWN = {
     "dape": "alibi+dape",
     "inkling": "inkling(extent=64)",
 }
-
-
-def spec(name: str) -> str:
-    """The config string of the scheme as it is drawn."""
-    return DRAWN.get(name, name)
 
 
 def _params(encoding: Encoding) -> Params:
@@ -179,26 +181,6 @@ def pairs(axes: Axes, values: np.ndarray) -> None:
     axes.set_title(RANDOM, fontsize=10)
 
 
-def _patches(axes: Axes, encoding: Encoding) -> None:
-    """What is added to the scores of the patch in the middle: the mean of the heads."""
-    places = _grid(SIDE, encoding.claims.axes)
-    (scores,) = added(encoding, repeated(SIDE * SIDE), places, causal=False)
-    plotting.heat(axes, scores[:, SIDE * SIDE // 2].mean(0).reshape(SIDE, SIDE), UNIT)
-    axes.set(xticks=[0, SIDE // 2, SIDE - 1], yticks=[0, SIDE // 2, SIDE - 1])
-    axes.set(xlabel="column of the key", ylabel="row of the key")
-    axes.set_title("One patch, repeated", fontsize=10)
-
-
-def _map(axes: Axes, encoding: Encoding) -> None:
-    """What is added to the scores of random tokens: the mean of the heads."""
-    if encoding.claims.axes == 1:
-        (scores,) = added(encoding, tokens(TOKENS), positions.contiguous(TOKENS))
-    else:
-        places = _grid(SMALL, encoding.claims.axes)
-        (scores,) = added(encoding, tokens(SMALL * SMALL), places, causal=False)
-    pairs(axes, scores.mean(0))
-
-
 def _few_colours(full: Image.Image) -> Image.Image:
     """The picture in COLOURS colours, a third of the bytes; white and line colours are kept."""
     kept = np.array([ImageColor.getrgb(colour) for colour in ("white", *SHADES)])
@@ -220,14 +202,22 @@ def draw(name: str, folder: Path) -> None:
     With one axis, the left panel has a line for each of four heads; with more, a map from the patch
     in the middle of an image.
     """
-    encoding = pe_jax.parse(spec(name))[0]
+    encoding = pe_jax.parse(DRAWN.get(name, name))[0]
     figure, (left, right) = plotting.canvas(6.6, 2.6, 1, columns=2)
     if encoding.claims.axes == 1:
         (scores,) = added(encoding, repeated(REACH), positions.contiguous(REACH))
         curves(left, by_distance(scores))
+        (scores,) = added(encoding, tokens(TOKENS), positions.contiguous(TOKENS))
     else:
-        _patches(left, encoding)
-    _map(right, encoding)
+        places = _grid(SIDE, encoding.claims.axes)
+        (scores,) = added(encoding, repeated(SIDE * SIDE), places, causal=False)
+        plotting.heat(left, scores[:, SIDE * SIDE // 2].mean(0).reshape(SIDE, SIDE), UNIT)
+        left.set(xticks=[0, SIDE // 2, SIDE - 1], yticks=[0, SIDE // 2, SIDE - 1])
+        left.set(xlabel="column of the key", ylabel="row of the key")
+        left.set_title("One patch, repeated", fontsize=10)
+        places = _grid(SMALL, encoding.claims.axes)
+        (scores,) = added(encoding, tokens(SMALL * SMALL), places, causal=False)
+    pairs(right, scores.mean(0))
     for axes in (left, right):
         axes.tick_params(labelsize=8)
         axes.xaxis.label.set_fontsize(9)
@@ -237,3 +227,91 @@ def draw(name: str, folder: Path) -> None:
     figure.savefig(full, dpi=100)
     small = _few_colours(Image.open(full).convert("RGB"))
     small.save(folder / f"{name}.png", optimize=True)
+
+
+def _trained(results: Results, scheme: Scheme, longest: int) -> tuple[Encoding, Params, str]:
+    """The scheme of layer 0 at a length, its trained parameters, a note on which these are.
+
+    Raises:
+      ConfigError: the saved parameters do not fit it, or are not finite.
+    """
+    m = results.manifest
+    pattern, dims = pe_jax.parse(scheme.spec), Dims(**m["dims"])
+    encoding = pattern[0]
+    init = functools.partial(encoding.init, jax.random.key(0), dims)
+    shapes, tree = jax.tree.flatten(jax.eval_shape(init))
+    notes = ["first scheme of the pattern"] if len(set(pattern)) > 1 else []
+    path = results.workdir / "runs" / scheme.folder / f"seed{m['seeds'][0]}" / "encoding.npz"
+    leaves = []
+    if shapes and path.is_file():
+        with np.load(path, allow_pickle=False) as arrays:
+            leaves = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays.files))]
+        if [x.shape for x in leaves] != [x.shape for x in shapes]:
+            raise ConfigError("encoding.npz holds other parameters than the scheme has")
+    elif shapes:
+        leaves = jax.tree.leaves(init())
+        notes.append("initial parameters: there is no encoding.npz")
+    if not all(np.isfinite(x).all() for x in leaves):
+        raise ConfigError("its parameters are not finite")
+    return encoding.at_length(longest), jax.tree.unflatten(tree, leaves), "; ".join(notes)
+
+
+@plotting.styled
+def draw_trained(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.Drawing, str]:
+    """(the picture, a caption): by distance for a repeated token, by pair for random tokens.
+
+    Raises:
+      ConfigError: the scheme cannot be built; its parameters do not fit it or are not finite.
+    """
+    limit = pe_jax.parse(scheme.spec)[0].limit() or results.longest
+    reach, dims = min(results.longest, limit, LONGEST), Dims(**results.manifest["dims"])
+    encoding, params, note = _trained(results, scheme, reach)
+    x = jnp.concatenate([repeated(reach, dims.width), tokens(reach, dims.width)])
+    same, random = added(encoding, x, positions.contiguous(reach), True, params, dims)
+    lines, values = by_distance(same), random.mean(0)[:TOKENS, :TOKENS]
+    figure, (above, below) = plotting.canvas(plotting.NARROW, 4.9, 2)
+    curves(above, lines)
+    trained = results.manifest["train_length"]
+    if trained < above.get_xlim()[1]:
+        above.axvline(trained, color=plotting.MUTED, lw=0.9, ls=(0, (4, 3)), zorder=0.5)
+        above.set_xlabel("distance (dashes: training length)")
+    low, high = above.get_ylim()
+    above.set_ylim(low, high + 0.3 * (high - low))  # room for the legend
+    above.legend(fontsize=8, frameon=False, loc="upper right", handlelength=1.2, ncols=2)
+    pairs(below, values)
+    for axes in (above, below):
+        axes.tick_params(labelsize=8.5)
+    rows = [
+        (ALIKE, name, d, None, value)
+        for name, line in lines.items()
+        for d, value in enumerate(line)
+        if not np.isnan(value)
+    ]
+    rows += [
+        (RANDOM, "mean of the heads", i, j, values[i, j])
+        for i, j in zip(*np.nonzero(~np.isnan(values)), strict=True)
+    ]
+    caption = f"{note[0].upper()}{note[1:]}." if note else ""
+    alt = f"What {scheme.name} adds to the scores, by distance and by pair of tokens"
+    return plotting.Drawing(stem, figure, HEADER, rows, alt), caption
+
+
+def stem(scheme: Scheme) -> str:
+    """A file name that is safe for any scheme's name."""
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in scheme.name)
+    return f"scheme-{scheme.index:02d}-{safe[:40]}"
+
+
+def draw_or_explain(results: Results, scheme: Scheme, folder: Path) -> dict[str, Any]:
+    """Draws a scheme into a folder: svg, alt, caption and stem, for a page.
+
+    If it cannot be drawn, the svg is "" and the caption says why.
+    """
+    name = stem(scheme)
+    try:
+        drawing, caption = draw_trained(results, scheme, name)
+        plotting.write(drawing, folder)
+        svg = markupsafe.Markup(plotting.themed(plotting.vector(drawing)))
+        return {"svg": svg, "alt": drawing.alt, "caption": caption, "stem": name}
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        return {"svg": "", "alt": "", "caption": f"No picture: {error}", "stem": name}

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.reporting import results, takeaways
-from experiments.reporting.length_figures import POINTS, band
+from experiments.reporting import results, sentences
+from experiments.reporting.figures import POINTS, band, each_seed
 from experiments.reporting.plotting import (
     Drawing,
     canvas,
@@ -82,8 +82,7 @@ def _varied(sizes: Iterable[int]) -> str:
 
 def parameters(comparison: Results) -> int:
     """Parameters of the reference's model."""
-    reference = comparison.scheme(comparison.manifest["reference"])
-    count = reference.fact("parameters") if reference else None
+    count = comparison.reference and comparison.reference.fact("parameters")
     if count is None:
         raise ConfigError(f"{comparison.workdir}: no finished run of its reference")
     return count
@@ -92,9 +91,8 @@ def parameters(comparison: Results) -> int:
 def draw(folders: Sequence[Path]) -> Drawing:
     """The figure of the comparisons in these folders; raises ConfigError as `read` does."""
     found = read(folders)
-    reference = found[0].scheme(found[0].manifest["reference"])
+    reference, compared = found[0].reference, points(found)
     assert reference is not None
-    compared = points(found)
     if not compared:
         raise ConfigError(f"{found[0].workdir}: no scheme has losses to compare with its reference")
     return differences(compared, reference)
@@ -104,7 +102,7 @@ def points(comparisons: Sequence[Results]) -> list[Point]:
     """Every difference at the trained and at the longest length, where there is one."""
     found = []
     for part in comparisons:
-        reference = part.scheme(part.manifest["reference"])
+        reference = part.reference
         assert reference is not None
         about = parameters(part), part.manifest["steps"]
         for length in sorted({part.manifest["train_length"], part.longest}):
@@ -124,7 +122,7 @@ def differences(found: Sequence[Point], reference: Scheme) -> Drawing:
     by_length: dict[int, dict[str, list[Estimate]]] = {length: {} for length in lengths}
     for p in found:
         by_length[p.length].setdefault(p.scheme.name, []).append(p.difference)
-    title = takeaways.series_title(by_length, reference.name, AXES[varied])
+    title = sentences.series_title(by_length, reference.name, AXES[varied])
     figure, panels = canvas(4.9 * len(lengths), 4.4, columns=len(lengths), title=title)
     schemes = {p.scheme.name: p.scheme for p in found}
     for axes, length in zip(panels, lengths, strict=True):
@@ -134,12 +132,11 @@ def differences(found: Sequence[Point], reference: Scheme) -> Drawing:
             if line:
                 line.sort(key=lambda p: getattr(p, varied))
                 at = [getattr(p, varied) for p in line]
-                band(axes, scheme, at, [p.difference for p in line])
-                ends.append((scheme, at[-1], line[-1].difference.mean))
+                ends.append(band(axes, scheme, at, [p.difference for p in line]))
         axes.plot(values, np.zeros(len(values)), **POINTS, **look(reference))
         log2_axis(axes, values)
         if varied == "parameters":
-            axes.set_xticks(values, [_short(n) for n in values])
+            axes.set_xticks(values, [f"{n / 1e6:.2g}M" for n in values])
         axes.set(xlabel=f"{varied}; loss at {length:,} tokens")
         name_lines(axes, [*ends, (reference, values[-1], 0.0)])
     panels[0].set_ylabel(f"loss minus that of {label(reference.name)} (nats per token)")
@@ -147,15 +144,9 @@ def differences(found: Sequence[Point], reference: Scheme) -> Drawing:
         f"Paired difference of each scheme's loss to {reference.name} against {varied}, with 95 %"
         f" intervals over seeds. {title}"
     )
-    return Drawing(f"differences-by-{varied}", figure, HEADER, [_row(p) for p in found], alt)
-
-
-def _row(p: Point) -> tuple:
-    d = p.difference
-    values = ";".join(f"{x:.6f}" for x in d.values)
-    return (p.scheme.name, p.parameters, p.steps, p.length, d.mean, d.low, d.high, d.p, values)
-
-
-def _short(count: int) -> str:
-    """114048 → 0.11M."""
-    return f"{count / 1e6:.2g}M"
+    rows = [
+        (p.scheme.name, p.parameters, p.steps, p.length, d.mean, d.low, d.high, d.p, each_seed(d))
+        for p in found
+        for d in [p.difference]
+    ]
+    return Drawing(f"differences-by-{varied}", figure, HEADER, rows, alt)

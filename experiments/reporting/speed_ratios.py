@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 
 from experiments.reporting import statistics
-from experiments.reporting.number_formats import number
 from experiments.reporting.results import Results, Scheme
-from experiments.reporting.statistics import Ratio
+from experiments.reporting.statistics import Ratio, number
 
 MEASURES = {
     "train_ms": "training step, time",

@@ -1,4 +1,4 @@
-"""Statistics of runs: estimates over seeds, paired differences, verdicts.
+"""Statistics of runs: estimates over seeds, paired differences, verdicts; and numbers as text.
 
 The unit is the seed. Differences are paired: the same seed, the same windows. A bootstrap over
 windows would describe one model, not a scheme, so there is none here.
@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -50,8 +50,8 @@ class Estimate:
 
     @property
     def median(self) -> float:
-        """Over seeds."""
-        return float(np.median(self.values))
+        """Over seeds; NaN without any."""
+        return float(np.median(self.values)) if self.values else math.nan
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -76,12 +76,6 @@ def _estimate(values: tuple[float, ...]) -> Estimate:
     test: Any = stats.ttest_1samp(x, 0.0)  # SciPy ships no types
     interval = test.confidence_interval(1 - LEVEL)
     return Estimate(values, mean, float(interval.low), float(interval.high), float(test.pvalue))
-
-
-def shown(values: Sequence[float], digits: int) -> str:
-    """The mean, and the standard deviation if there are several values."""
-    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{deviation}"
 
 
 def paired(scheme: Mapping[int, ArrayLike], reference: Mapping[int, ArrayLike]) -> list[float]:
@@ -135,6 +129,17 @@ class Tested:
     def off_zero(self) -> bool:
         """Whether Holm's procedure shows that the difference is not 0."""
         return self.holm < LEVEL
+
+    def interval(self, digits: int = 4) -> str:
+        """[low, high], or an em dash; a round bracket at a zero that Holm's procedure excludes."""
+        if math.isnan(self.low):
+            return "—"
+        left = "(" if self.off_zero and self.low == 0 else "["
+        right = ")" if self.off_zero and self.high == 0 else "]"
+        return f"{left}{number(self.low, digits, True)}, {number(self.high, digits, True)}{right}"
+
+
+NO_NUMBER = Tested(Estimate((), *(math.nan,) * 4), *(math.nan,) * 3)
 
 
 def copies(outcomes: Mapping[str, Hashable], reference: Hashable) -> dict[str, str | None]:
@@ -219,8 +224,7 @@ def judge(tested: Tested, effect: float = 0.0) -> tuple[str, str]:
     return kind, ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Ratio:
+class Ratio(NamedTuple):
     """The median over repeats of a paired ratio, and its spread."""
 
     median: float
@@ -242,6 +246,29 @@ def ratio(times: Sequence[float], baseline: Sequence[float]) -> Ratio:
 
 
 BINS = 36
+
+
+def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
+    """A number with −, thousands separators, and — for None and what is not finite."""
+    if value is None or not math.isfinite(value):
+        return "—"
+    return f"{value:{'+' if signed else ''},.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def p_value(p: float) -> str:
+    """A p value to three digits."""
+    return "< 0.001" if p < 0.001 else number(p)
+
+
+def p_equation(p: float) -> str:
+    """The same as an equation, "p = 0.012", or "p < 0.001"."""
+    return f"p {'' if p < 0.001 else '= '}{p_value(p)}"
+
+
+def shown(values: Sequence[float], digits: int) -> str:
+    """The mean, and the standard deviation if there are several values."""
+    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{deviation}"
 
 
 def log_bins(values: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

@@ -15,16 +15,8 @@ from experiments.running.sweep_configs import TasksConfig
 from pe_jax import position_schemes
 
 HEADER = (
-    "encoding",
-    "positions",
-    "task",
-    "length",
-    "seed",
-    "token_accuracy",
-    "exact_match",
-    "learning_rate",
-    "encoding_rate",
-    "note",
+    *("encoding", "positions", "task", "length", "seed", "token_accuracy", "exact_match"),
+    *("learning_rate", "encoding_rate", "note"),
 )
 FIXED = "a fixed answer"
 PANELS = (  # title, which of a score's two numbers, whether beyond the training length
@@ -34,17 +26,12 @@ PANELS = (  # title, which of a score's two numbers, whether beyond the training
 )
 
 
-def position_names(config: TasksConfig) -> dict[str, str]:
-    """Spec → short name of the kinds of positions."""
-    return short_names(config.positions)
-
-
 def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> list[dict]:
     """One entry per encoding and kind of positions: scores by task, length and seed.
 
     The first entry is named FIXED, with the scores of `fixed` for each task.
     """
-    names = position_names(config)
+    names = short_names(config.positions)
     entries = [(spec, names[positions]) for spec, positions in runs]
     lengths = [str(n) for n in (config.length, *config.lengths)]
     collected = []
@@ -53,26 +40,23 @@ def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> li
         scheme = position_schemes.choose(positions, pattern)
         moves_nothing = scheme == position_schemes.Contiguous()
         plain = names[positions] if moves_nothing else "contiguous"
-        firsts = {task: next(iter(by_seed.values())) for task, by_seed in by_task.items()}
-        collected.append(
-            {
-                "name": title(spec, names[positions], entries, plain),
-                "spec": spec,
-                "positions": positions,
-                "scores": {
-                    task: {n: {s: _score(run, n) for s, run in by_seed.items()} for n in lengths}
-                    for task, by_seed in by_task.items()
-                },
-                "rates": {t: [r["learning_rate"], r["encoding_rate"]] for t, r in firsts.items()},
+        scores, rates = {}, {}
+        for task, runs_of in by_task.items():
+            scores[task] = {
+                n: {
+                    s: r["scores"][n] if r["status"] == "ok" else r["status"]
+                    for s, r in runs_of.items()
+                }
+                for n in lengths
             }
-        )
+            first = next(iter(runs_of.values()))
+            rates[task] = [first["learning_rate"], first["encoding_rate"]]
+        name = title(spec, names[positions], entries, plain)
+        about = {"name": name, "spec": spec, "positions": positions}
+        collected.append({**about, "scores": scores, "rates": rates})
     scores = {task: {n: {"": value} for n, value in fixed(task).items()} for task in config.tasks}
     nothing = {"name": FIXED, "spec": "", "positions": "", "rates": {}, "scores": scores}
     return [nothing, *collected]
-
-
-def _score(run: dict, length: str) -> list[float] | str:
-    return run["scores"][length] if run["status"] == "ok" else run["status"]
 
 
 def by_seed(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) -> dict | str:
@@ -93,7 +77,7 @@ def cell(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) 
 
 def pairs(config: TasksConfig, entries: list[dict]) -> dict[str, list[tuple[dict, dict]]]:
     """Pairs to compare: each kind of positions with the first, each encoding with `reference`."""
-    first_positions = position_names(config)[config.positions[0]]
+    first_positions = short_names(config.positions)[config.positions[0]]
     first = {e["spec"]: e for e in entries if e["positions"] == first_positions}
     moved = [e for e in entries if e["spec"] in first and e is not first[e["spec"]]]
     reference = first.get(find("reference", config.reference, config.encodings))
@@ -106,15 +90,9 @@ def pairs(config: TasksConfig, entries: list[dict]) -> dict[str, list[tuple[dict
 
 def difference(config: TasksConfig, entry: dict, other: dict) -> Difference:
     """The difference of two entries, paired by seed."""
-    without, accuracies = {}, []
-    for task in config.tasks:
-        both = [by_seed(config, e, task, 0, True) for e in (entry, other)]
-        problems = [x for x in both if isinstance(x, str)]
-        if problems:
-            without[task] = problems[0]
-        else:
-            accuracies.append(both)
-    return accuracy_differences.difference(entry["name"], other["name"], accuracies, without)
+    return accuracy_differences.difference(
+        entry, other, config.tasks, lambda e, task: by_seed(config, e, task, 0, True)
+    )
 
 
 def differences(config: TasksConfig, entries: list[dict]) -> dict[str, list[dict]]:

@@ -1,36 +1,72 @@
-"""Every scheme against the reference: the paired difference of losses, and its verdict."""
+"""Every scheme against the reference: paired differences of losses, and their verdicts.
+
+A difference by length or by position is the mean over seeds with its 95 % t interval, paired by
+seed over the same windows, of one pair at one place, without correction; verdicts are corrected
+over all schemes.
+"""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from experiments.reporting import statistics
-from experiments.reporting.number_formats import number
 from experiments.reporting.results import Question, Results, Scheme
-from experiments.reporting.statistics import Estimate, Tested
+from experiments.reporting.statistics import NO_NUMBER, Estimate, Tested
+from pe_jax.training.config import PROTOCOLS
 
 REFERENCE, UNDECIDED = "reference", "undecided"
+CLAIMS = (statistics.LOWER, statistics.HIGHER)
+MARKS = {
+    statistics.LOWER: "▼",
+    statistics.HIGHER: "▲",
+    statistics.SAME: "≈",
+    statistics.INCONCLUSIVE: "?",
+    REFERENCE: "●",
+    UNDECIDED: "∅",
+}
+TOKENS = 128  # of each seed in a bin of positions, at least
+GROWTH = math.sqrt(2)  # of the bins' ends
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """One scheme against the reference.
 
-    `tested` is None if there is no difference; `family` is the number of differences that Holm's
-    procedure counted; `exploratory` says that seeds or schemes changed after a report.
+    Attributes:
+      index: of the scheme.
+      name: of the scheme.
+      loss: its mean over seeds, or None.
+      kind: of the verdict.
+      words: the verdict in words.
+      tested: the paired difference; `NO_NUMBER` if there is none.
+      family: the number of differences that Holm's procedure counted.
+      exploratory: whether seeds or schemes changed after a report.
     """
 
+    index: int
     name: str
+    loss: float | None
     kind: str
     words: str
-    tested: Tested | None = None
+    tested: Tested = NO_NUMBER
     family: int = 0
     exploratory: bool = False
 
     @property
     def difference(self) -> Estimate | None:
         """The paired difference, without correction."""
-        return self.tested and self.tested.estimate
+        return self.tested.estimate if self.tested is not NO_NUMBER else None
+
+    @property
+    def mark(self) -> str:
+        """A sign for the kind."""
+        return MARKS[self.kind]
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a lower or a higher loss was shown, as decided beforehand."""
+        return self.kind in CLAIMS and not self.exploratory
 
 
 def verdicts(results: Results, question: Question | None = None) -> list[Verdict]:
@@ -59,27 +95,38 @@ def decide(
     Holm's family is all schemes but the reference, also those whose runs failed; schemes whose
     losses are bitwise those of the reference or of an earlier scheme do not enlarge it.
     """
+    means = {s.name: s.mean(protocol, length) for s in schemes}
     reference = next((s for s in schemes if s.name == name), None)
     if reference is None:
         why = f"not decided: the reference {name} was not run"
-        return [Verdict(s.name, UNDECIDED, why) for s in schemes]
+        return [Verdict(s.index, s.name, means[s.name], UNDECIDED, why) for s in schemes]
     others = [s for s in schemes if s is not reference]
     outcomes = {s.name: paired_difference(s, reference, protocol, length) for s in others}
     differences = {n: x if isinstance(x, Estimate) else None for n, x in outcomes.items()}
-    losses = {s.name: _bits(s, protocol, length) for s in others if differences[s.name]}
-    same = statistics.copies(losses, _bits(reference, protocol, length))
+
+    def bits(scheme: Scheme) -> tuple[tuple[int, bytes], ...]:
+        windows, _ = scheme.windows(protocol, length)
+        return tuple((seed, windows[seed].tobytes()) for seed in sorted(windows))
+
+    losses = {s.name: bits(s) for s in others if differences[s.name]}
+    same = statistics.copies(losses, bits(reference))
     tested, family = statistics.family(differences, same)
 
     def verdict(scheme: Scheme) -> Verdict:
+        about = scheme.index, scheme.name, means[scheme.name]
         if scheme is reference:
             problem = scheme.cell(protocol, length).problem
-            words = f"the reference ({problem})" if problem else "the reference"
-            return Verdict(scheme.name, REFERENCE, words)
+            words = "the reference" + f" ({problem})" * bool(problem)
+            return Verdict(*about, REFERENCE, words)
         if scheme.name not in tested:
-            return Verdict(scheme.name, UNDECIDED, str(outcomes[scheme.name]), None, family)
+            return Verdict(*about, UNDECIDED, str(outcomes[scheme.name]), NO_NUMBER, family)
         difference = tested[scheme.name]
-        kind, words = _kind_and_words(difference, name, effect, exploratory)
-        return Verdict(scheme.name, kind, words, difference, family, exploratory)
+        kind, reason = statistics.judge(difference, effect)
+        words = f"{kind} loss than {name}" if kind in CLAIMS else kind
+        words = "no practical difference" if kind == statistics.SAME else words
+        remarks = ["exploratory"] * exploratory + [reason] * bool(reason)
+        words += f" ({'; '.join(remarks)})" * bool(remarks)
+        return Verdict(*about, kind, words, difference, family, exploratory)
 
     return [verdict(scheme) for scheme in schemes]
 
@@ -100,34 +147,74 @@ def paired_difference(
         return f"not comparable: {error}"
 
 
-def _bits(scheme: Scheme, protocol: str, length: int) -> tuple[tuple[int, bytes], ...]:
-    windows, _ = scheme.windows(protocol, length)
-    return tuple((seed, windows[seed].tobytes()) for seed in sorted(windows))
+def by_difference(decided: Iterable[Verdict]) -> list[Verdict]:
+    """From the lowest difference to the highest; the reference is 0, what has none is last."""
+    places = {REFERENCE: 0.0, UNDECIDED: math.inf}
+    return sorted(decided, key=lambda v: places.get(v.kind, v.tested.estimate.mean))
 
 
-def _kind_and_words(
-    tested: Tested, reference: str, effect: float, exploratory: bool
-) -> tuple[str, str]:
-    kind, reason = statistics.judge(tested, effect)
-    words = {
-        statistics.LOWER: f"lower loss than {reference}",
-        statistics.HIGHER: f"higher loss than {reference}",
-        statistics.SAME: "no practical difference",
-        statistics.INCONCLUSIVE: "inconclusive",
-    }[kind]
-    remarks = ["exploratory"] * exploratory + [reason] * bool(reason)
-    return kind, words + f" ({'; '.join(remarks)})" * bool(remarks)
+def by_length(results: Results, protocol: str) -> dict[str, dict[int, Estimate]]:
+    """Scheme → length → difference to the reference, where there is one; not the reference."""
+    reference, lengths = results.reference, results.manifest["lengths"]
+    return {
+        s.name: {
+            n: d
+            for n in lengths
+            if isinstance(d := paired_difference(s, reference, protocol, n), Estimate)
+        }
+        for s in results.schemes
+        if reference is not None and s is not reference
+    }
 
 
-def interval(tested: Tested | None, digits: int = 4) -> str:
-    """[low, high], simultaneous, or an em dash; a round bracket at a zero that Holm excludes."""
-    if tested is None or math.isnan(tested.low):
-        return "—"
-    left = "(" if _is_excluded_zero(tested, tested.low) else "["
-    right = ")" if _is_excluded_zero(tested, tested.high) else "]"
-    return f"{left}{number(tested.low, digits, True)}, {number(tested.high, digits, True)}{right}"
+class Bin(NamedTuple):
+    """A difference over positions `first` to `last`; the first position of a context is 1."""
+
+    first: int
+    last: int
+    difference: Estimate
+
+    @property
+    def centre(self) -> float:
+        """The geometric mean of its ends."""
+        return math.sqrt(self.first * self.last)
 
 
-def _is_excluded_zero(tested: Tested, bound: float) -> bool:
-    """Whether this end of the interval is the zero that Holm's procedure excludes."""
-    return tested.off_zero and bound == 0
+def bins(count: int, windows: int) -> list[tuple[int, int]]:
+    """(first, last) position of bins over positions 1 … `count`, each of which `windows` have.
+
+    A bin ends GROWTH times as far as it begins, or where it holds TOKENS tokens. What remains at
+    the end joins the last one if it is too small.
+    """
+    least = math.ceil(TOKENS / max(windows, 1))
+    ends = [0]
+    while ends[-1] < count:
+        ends.append(max(math.ceil(GROWTH * ends[-1]), ends[-1] + least))
+    ends = [end for end in ends if end <= count]
+    if ends[-1] < count:
+        whole = count - ends[-1] >= max(least, (GROWTH - 1) / 2 * ends[-1])
+        ends = [*ends, count] if whole or len(ends) == 1 else [*ends[:-1], count]
+    return [(low + 1, high) for low, high in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def by_position(results: Results) -> tuple[dict[str, list[Bin]], dict[str, str]]:
+    """Scheme → its bins, without the reference; and scheme → why it has none."""
+    reference = results.reference
+    theirs, problem = reference.by_position() if reference else ({}, "not run")
+    found, missing = {}, {}
+    for scheme in results.schemes:
+        if scheme is reference:
+            continue
+        ours, own_problem = scheme.by_position()
+        if problem or not theirs:
+            missing[scheme.name] = f"the reference has none: {problem or 'not evaluated'}"
+        elif own_problem or not ours:
+            missing[scheme.name] = own_problem or "not evaluated"
+        else:
+            each = [ours[seed] - theirs[seed] for seed in sorted(ours)]
+            windows, _ = scheme.windows(PROTOCOLS[0], results.longest)
+            found[scheme.name] = [
+                Bin(a, b, statistics.estimate([float(d[a - 1 : b].mean()) for d in each]))
+                for a, b in bins(each[0].size, min((w.size for w in windows.values()), default=1))
+            ]
+    return found, missing

@@ -18,7 +18,7 @@ from experiments.measuring import (
 from experiments.measuring.benchmark_settings import Settings
 from experiments.measuring.timing import Row, Timings
 from experiments.programs import benchmark
-from experiments.reporting import benchmark_figure, benchmark_report, plotting
+from experiments.reporting import benchmark_report, plotting
 from experiments.running import launch, signals
 from pe_jax.models.config import ModelConfig
 from tests.command_lines import status
@@ -157,55 +157,6 @@ def test_ratios_are_paired_by_round():
     assert results.ratios(Row(4096, FORWARD, "t5", "ours", note="no"))["to_none"] is None
 
 
-def page_of(folder, rows, **about) -> str:
-    folder.mkdir(exist_ok=True)
-    results = Timings(rows)
-    plotting.write(benchmark_figure.figure(results), folder)
-    about = {**benchmark.about(Settings()), **about}
-    (folder / "benchmark.json").write_text(json.dumps(about))
-    return benchmark_report.write([folder], folder / "docs", "the command").read_text()
-
-
-def test_the_page_marks_targets_as_reached_or_missed(tmp_path):
-    rows = [row("nope", [10] * 5), row("matmuls", [8] * 5, engine="limit")]
-    rows += [row("rope", [10.4] * 5), row("alibi", [9] * 5), row("t5", [10.9] * 5)]
-    rows += [row("nope", [60] * 5, engine="jax.nn"), row("rope", [45] * 5, engine="jax.nn")]
-    rows += [row("alibi", [18] * 5, engine="sdpa")]
-    rows += [
-        row("nope", [40] * 5, length=8192, temp=2**21),
-        row("rope", [41] * 5, 8192, temp=3 * 10**6),
-    ]
-    text = page_of(tmp_path / "run", rows)
-    assert "Made by `the command`" in text and "python -m experiments.benchmark" in text
-    for line in (
-        "| nope: ÷ matmuls | forward | 4096 | ≤ 1.2 | 1.25 | missed |",
-        "| alibi, t5, kerple: sdpa ÷ ours | forward | 4096 | ≥ 1 | 2.00 (alibi) "
-        "| **reached**; not run: t5, kerple |",
-        "| rope: ÷ none | forward | 4096 | ≤ 1.05 | 1.04 | **reached** |",
-        "| rope: ÷ none | forward | 8192 | ≤ 1.04 | 1.02 | **reached** |",
-        "| alibi: ÷ none | forward | 4096 | ≤ 0.8 | 0.90 | missed |",
-        "| t5, buckets: ÷ none | forward | 4096 | ≤ 1.08 | 1.09 (t5) | missed; not run: buckets |",
-        "| every scheme: jax.nn ÷ ours | forward | 4096 | ≥ 5 | 4.33 (rope) "
-        "| missed; not run: alibi, t5 |",
-        "| every scheme: temporaries at 2L ÷ L | forward | 4096 | ≤ 2.1 | 2.86 (rope) "
-        "| missed; not run: alibi, t5 |",
-    ):
-        assert line in text, line
-    not_run = text.partition("Not run: ")[2].partition("\n")[0]
-    assert "rope: ÷ none, forward + backward, 4096" in not_run
-    assert "rope: ÷ none, forward, 4096" not in not_run
-    assert (tmp_path / "run" / "docs" / "figures" / "performance-run.png").exists()
-
-
-def test_the_page_keeps_what_is_written_around_it_and_judges_no_other_machine(tmp_path):
-    page = tmp_path / "run" / "docs" / "performance.md"
-    first = page_of(tmp_path / "run", [row("nope", [10] * 5)])
-    page.write_text(first.replace("# Performance", "# Ours") + "\nKept.\n")
-    text = page_of(tmp_path / "run", [row("nope", [10] * 5)], backend="gpu")
-    assert text.startswith("# Ours") and text.endswith("Kept.\n") and "none of these runs" in text
-    assert "reached" not in text and "missed" not in text
-
-
 def test_training_steps_are_compared_in_a_table(monkeypatch, tmp_path):
     tiny = training_steps.Size(ModelConfig(vocab=257, width=16, layers=1, heads=2), 16, 8)
     monkeypatch.setitem(training_steps.SIZES, "0.1M", tiny)
@@ -231,10 +182,11 @@ def test_training_steps_are_compared_in_a_table(monkeypatch, tmp_path):
     share, to_product = timings.ratios(plain)["share_of_own"], timing.paired(product, plain)
     assert to_product and plain.operations and product.operations
     assert share == pytest.approx(to_product * plain.operations / product.operations)
-    page = benchmark_report.write([tmp_path / "run"], tmp_path / "docs", "made").read_text()
-    (head,) = (line for line in page.splitlines() if "ours ÷ this" in line)
-    assert "tokens/s" in head and "÷ none" not in head and f"{median:.2f} (" in page
-    assert "rope (torch): not run" in page
+    table, *notes = benchmark_report.terminal(timings, *ours.key[:2])
+    columns = {column.header: [*column.cells] for column in table.columns}
+    assert "tokens/s" in columns and "÷ none" not in columns
+    assert any(cell.startswith(f"{median:.2f} (") for cell in columns["ours ÷ this"])
+    assert any("rope (torch): not run" in note for note in notes)
 
 
 def test_what_fails_is_a_row_with_the_reason(monkeypatch, tmp_path):

@@ -190,7 +190,10 @@ def planted(better):
 def test_a_planted_gain_is_found_and_a_diverged_task_is_not_averaged_over(tmp_path):
     config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
     plain, other = planted(0.2)
-    assert tasks_report._score({"status": "diverged", "step": 2}, "8") == "diverged"
+    bad = {"status": "diverged", "step": 2, "learning_rate": 0.01, "encoding_rate": 1.0}
+    runs = {("rope", "contiguous"): {"copy": {0: bad}}}
+    _, lost = tasks_report.collect(config, runs, lambda task: {})
+    assert lost["scores"]["copy"]["8"] == {0: "diverged"}
     assert tasks_report.cell(config, plain, "parity_check", 0, True) == "diverged"
     np.testing.assert_allclose(tasks_report.cell(config, plain, "copy", 0, True), 0.5)
     assert tasks_report.cell(config, plain, "copy", 0, False) == 1

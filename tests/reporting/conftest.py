@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.reporting import comparison_report, plotting, trained_scheme_pictures
+from experiments.reporting import comparison_report, plotting, scheme_pictures
 from tests.reporting.browser import browser_path, chromium, pages, visit  # noqa: F401
 from tests.reporting.comparisons import (
     DRAWN,
@@ -66,7 +66,7 @@ def no_portraits(monkeypatch):
     def skipped(*_):
         raise ValueError("left out")
 
-    monkeypatch.setattr(trained_scheme_pictures, "draw", skipped)
+    monkeypatch.setattr(scheme_pictures, "draw_trained", skipped)
 
 
 @pytest.fixture

@@ -164,10 +164,11 @@ def test_what_others_published_is_marked_as_theirs_and_in_no_table_of_ours(whole
 
 def test_speeds_of_others_and_ours_are_ratios_of_time_where_less_is_better(page):
     head, rows = results_of_papers.SPEED.head, results_of_papers.SPEED.rows
-    sinusoidal, rotary, t5, alibi = rows
-    assert sinusoidal == (1, 1, 1, 19.2)
-    np.testing.assert_allclose(rotary[:3], [26 / 17.7, 77.8 / 39.4, 22.8 / 19.2])
-    assert min(t5[:3]) > 1 and t5[1] == max(row[1] for row in rows)  # the slowest of all
+    sinusoidal, rotary, t5, alibi = ([*map(float, row[1:])] for row in rows)
+    assert sinusoidal == [1, 1, 1, 19.2]
+    np.testing.assert_allclose(rotary[:3], [26 / 17.7, 77.8 / 39.4, 22.8 / 19.2], atol=0.005)
+    others = sinusoidal, rotary, alibi
+    assert min(t5[:3]) > 1 and t5[1] > max(row[1] for row in others)  # the slowest of all
     assert all("less is better" in words for words in head if "÷" in words)
     assert "training, time ÷ sinusoidal (less is better)" in page.text and "1.47" in page.text
     batch, ratio = 4, statistics.ratio([3.0], [2.0])

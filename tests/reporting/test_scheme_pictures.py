@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from experiments.reporting import results, scheme_pictures, trained_scheme_pictures
+from experiments.reporting import results, scheme_pictures
 from pe_jax.encodings import ENCODINGS
 from tests.reporting.comparisons import LENGTHS, table
 
@@ -15,17 +15,19 @@ def drawn(folder):
     """The rows of each scheme's portrait."""
     read, figures = results.read(folder), folder / "figures"
     pictures = {
-        scheme.name: trained_scheme_pictures.draw_or_explain(read, scheme, figures)
+        scheme.name: scheme_pictures.draw_or_explain(read, scheme, figures)
         for scheme in read.schemes
     }
-    assert not [picture.caption for picture in pictures.values() if not picture.svg]
-    return {name: table(figures / f"{picture.stem}.csv") for name, picture in pictures.items()}
+    assert not [picture["caption"] for picture in pictures.values() if not picture["svg"]]
+    return {name: table(figures / f"{picture['stem']}.csv") for name, picture in pictures.items()}
 
 
 @pytest.mark.slow
 def test_every_scheme_is_drawn_and_what_leaves_scores_alone_adds_nothing(fake):
     specs = [
-        scheme_pictures.spec(name) for name, kind in ENCODINGS.items() if kind().claims.axes == 1
+        scheme_pictures.DRAWN.get(name, name)
+        for name, kind in ENCODINGS.items()
+        if kind().claims.axes == 1
     ]
     folder = fake(specs, speed=False)
     for path in folder.rglob("encoding.npz"):  # as if trained: what begins at zero, as CoPE, moved

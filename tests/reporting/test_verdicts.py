@@ -5,8 +5,8 @@ import json
 import pytest
 
 from experiments.reporting import comparison_report, results, statistics
-from experiments.reporting.summary import summary
-from experiments.reporting.verdicts import interval, verdicts
+from experiments.reporting.sentences import first_screen, summary
+from experiments.reporting.verdicts import verdicts
 from tests.reporting.comparisons import HOSTILE, SEEDS, TRAIN, Page, printed, table
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -26,11 +26,8 @@ def test_identical_schemes_under_other_names_have_no_winner(fake):
     found = words_of(folder)
     assert found["twin"] == found["alibi"] == "no practical difference (identical numbers)"
     read = results.read(folder)
-    found = summary(read).findings
-    assert found == [
-        "No scheme was shown to have a lower or a higher loss than rope.",
-        "No practical difference (within ±0.01 nats per token): twin, alibi.",
-    ]
+    (found,) = first_screen(read).answers
+    assert found.words == "No practical difference to rope: twin and alibi."
 
 
 def test_a_planted_difference_is_found_and_one_seed_shows_none(fake):
@@ -58,10 +55,10 @@ def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_pic
     )
     found = summary(read)
     assert found.questions[1] == "Secondary: the same at length 64 (non-overlapping evaluation)."
-    assert "alibi" in found.findings[0] and found.findings[0].startswith("Lower loss than rope")
-    assert found.findings[-1].startswith(
-        "Secondary: the trained length, 64, non-overlapping evaluation. No scheme was shown to have"
-    )
+    trained, longest = first_screen(read).answers
+    assert (trained.length, longest.length) == (64, 512)
+    assert longest.words.startswith("Lower loss than rope: alibi (")
+    assert trained.words.startswith("Inconclusive: ")
     assert "Each question is corrected separately." in " ".join(found.confidence)
     text = Page(comparison_report.build(folder).read_text(encoding="utf-8")).text
     for words in ("Primary: length 512, non-overlapping", "Secondary: the trained length, 64, "):
@@ -101,16 +98,17 @@ def test_what_holm_does_not_show_crosses_zero_wherever_it_is_drawn(fake, no_pict
     assert float(row["low"]) < 0 < float(row["high"])
     assert (drawn["low"], drawn["high"]) == (row["low"], row["high"])
     (tested,) = [v.tested for v in verdicts(results.read(folder)) if v.name == "alibi"]
-    shown = interval(tested)
+    shown = tested.interval()
     assert shown in Page((folder / "report.html").read_text(encoding="utf-8")).text
     assert shown in printed(folder)
 
 
 def test_a_zero_that_only_holm_excludes_is_where_the_interval_ends():
     estimate = statistics.estimate([0.30, 0.31, 0.29])
-    shown = interval(statistics.Tested(estimate, 0.03, 0.0, 0.62))
+    shown = statistics.Tested(estimate, 0.03, 0.0, 0.62).interval()
     assert shown == "(+0.0000, +0.6200]"
-    assert interval(statistics.Tested(estimate, 1.0, 0.0, 0.0)) == "[+0.0000, +0.0000]"
+    same = statistics.Tested(estimate, 1.0, 0.0, 0.0).interval()
+    assert same == "[+0.0000, +0.0000]"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +143,7 @@ def test_what_comes_after_a_report_is_exploratory_wherever_it_is_told(
     for _ in range(2):  # and one report more does not make it confirmatory
         verdict, found, text, claimed = shown(**first | fields)
         assert verdict == "lower loss than rope (exploratory)" and not claimed
-        assert found.findings[0].startswith("Exploratory: lower loss than rope")
+        assert first_screen(results.read(folder)).headline.startswith("Exploratory: ")
         assert found.confidence[0].startswith(
             f"Exploratory, not confirmatory: {words} after a report"
         )

@@ -4,17 +4,27 @@ import math
 
 import pytest
 
-from experiments.reporting import differences, results, takeaways
+from experiments.reporting import results, sentences
 from experiments.reporting.results import Question
-from experiments.reporting.statistics import HIGHER, INCONCLUSIVE, LOWER, SAME, Ratio, estimate
-from experiments.reporting.takeaways import (
+from experiments.reporting.sentences import (
     differences_title,
     headline,
     listed,
     losses_title,
     ratios_title,
 )
-from experiments.reporting.verdicts import REFERENCE, UNDECIDED, Verdict, verdicts
+from experiments.reporting.statistics import HIGHER, INCONCLUSIVE, LOWER, SAME, Ratio, estimate
+from experiments.reporting.verdicts import (
+    REFERENCE,
+    TOKENS,
+    UNDECIDED,
+    Bin,
+    Verdict,
+    bins,
+    by_length,
+    by_position,
+    verdicts,
+)
 from tests.reporting.comparisons import TRAIN
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -74,13 +84,12 @@ def test_a_figure_of_differences_says_who_ends_where_and_which_leads_are_lost(fi
 
 
 def test_means_alone_say_who_has_the_least_at_the_last_positions():
-    def bins(mean):
-        last = differences.Bin(9, 16, estimate([mean]))
-        return [differences.Bin(1, 8, estimate([-0.9])), last]
+    def two(mean):
+        return [Bin(1, 8, estimate([-0.9])), Bin(9, 16, estimate([mean]))]
 
-    title = takeaways.position_title({"a": bins(-0.2), "b": bins(-0.31)}, "rope")
+    title = sentences.position_title({"a": two(-0.2), "b": two(-0.31)}, "rope")
     assert title == "At positions 9 to 16 b has the least mean, 0.31 below rope"
-    title = takeaways.position_title({"a": bins(0.2)}, "rope")
+    title = sentences.position_title({"a": two(0.2)}, "rope")
     assert title == "At positions 9 to 16 no mean is below that of rope"
 
 
@@ -97,27 +106,27 @@ def test_losses_and_ratios_name_the_extremes():
 
 @pytest.mark.parametrize("count, windows", [(512, 12), (512, 1), (1000, 400), (3, 1), (1, 200)])
 def test_bins_cover_every_position_once_and_hold_enough_tokens(count, windows):
-    found = differences.bins(count, windows)
+    found = bins(count, windows)
     covered = [n for first, last in found for n in range(first, last + 1)]
     assert covered == [*range(1, count + 1)]
     least = min(last - first + 1 for first, last in found)
-    assert least * windows >= differences.TOKENS or len(found) == 1
+    assert least * windows >= TOKENS or len(found) == 1
     assert all(b - a <= (math.sqrt(2) - 1) * a + 1 or len(found) < 4 for a, b in found[3:-1])
 
 
 def test_differences_are_those_of_the_verdicts_and_paired(fake):
     read = results.read(fake(["rope", "alibi", "learned"], speed=False))
-    found = differences.by_length(read, "non-overlapping")
+    found = by_length(read, "non-overlapping")
     (verdict,) = [v for v in verdicts(read) if v.name == "alibi"]
     assert isinstance(verdict, Verdict) and found["alibi"][512] == verdict.difference
     assert "rope" not in found and [*found["learned"]] == [TRAIN]
-    bins, missing = differences.by_position(read)
-    assert [*bins] == ["alibi"] and missing == {"learned": "not defined"}
+    found, missing = by_position(read)
+    assert [*found] == ["alibi"] and missing == {"learned": "not defined"}
     ours, theirs = (s.by_position()[0] for n in ("alibi", "rope") if (s := read.scheme(n)))
-    last = bins["alibi"][-1]
+    last = found["alibi"][-1]
     each = [(ours[s] - theirs[s])[last.first - 1 : last.last].mean() for s in (0, 1, 2)]
     assert last.difference == estimate(each) and last.last == 512
-    assert takeaways.position_title(bins, "rope").endswith("alibi below rope (95 %)")
+    assert sentences.position_title(found, "rope").endswith("alibi below rope (95 %)")
 
 
 def test_the_title_of_sizes_says_who_is_on_which_side_of_the_reference_at_all_of_them():
@@ -126,7 +135,7 @@ def test_the_title_of_sizes_says_who_is_on_which_side_of_the_reference_at_all_of
     )
 
     def title(far=None, **found):
-        return takeaways.series_title({128: found, 512: far or {}}, "rope", "size")
+        return sentences.series_title({128: found, 512: far or {}}, "rope", "size")
 
     near = {"t5": [below, below], "nope": [above, above], "alibi": [unsure, above]}
     said = "Against rope at every size: t5 below, nope above at 128 tokens"

@@ -1,0 +1,456 @@
+"""What a comparison and its figures show, in sentences computed from the results.
+
+A sentence claims what the statistics support: verdicts after Holm's correction for the headline,
+the answers and the summary; 95 % paired intervals for figures against length and position; means
+where it says so.
+"""
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.reporting import statistics
+from experiments.reporting.learning_rates import rate_words, rates
+from experiments.reporting.loss_curves import Curve, still_falling
+from experiments.reporting.results import Question, Results, Run
+from experiments.reporting.statistics import (
+    HIGHER,
+    INCONCLUSIVE,
+    LOWER,
+    SAME,
+    Estimate,
+    Ratio,
+    number,
+    p_equation,
+)
+from experiments.reporting.verdicts import REFERENCE, UNDECIDED, Bin, Verdict, verdicts
+
+COUNTS = ("no", "one", "two", "three", "four")
+ROWS = 8  # of the first screen's table: what fits beside the figure
+KINDS = {
+    LOWER: "Lower loss than {}",
+    HIGHER: "Higher loss than {}",
+    SAME: "No practical difference to {}",
+    INCONCLUSIVE: "Inconclusive",
+}
+
+
+def listed(names: Sequence[str], of: int = 0, most: int = 3) -> str:
+    """a, b and c; more than `most` are counted: 5 of 9 schemes, or all 5 schemes."""
+    if len(names) > most:
+        return f"all {of} schemes" if len(names) == of else f"{len(names)} of {of} schemes"
+    return " and ".join([*([", ".join(names[:-1])] if names[:-1] else []), *names[-1:]])
+
+
+def capital(text: str) -> str:
+    """The text with a capital at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
+def _sentence(text: str) -> str:
+    """As `capital`, unless the text begins with the name of a scheme."""
+    return capital(text) if text.startswith(("all ", "no ")) else text
+
+
+def _verb(names: Sequence[str], one: str, several: str) -> str:
+    return one if len(names) == 1 else several
+
+
+def _by_kind(decided: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+    """The verdicts of each kind that have a difference, the greatest first."""
+    known = [v for v in decided if v.difference]
+    known.sort(key=lambda v: -abs(v.tested.estimate.mean))
+    return {kind: [v for v in known if v.kind == kind] for kind in KINDS}
+
+
+def _compared(decided: Sequence[Verdict]) -> int:
+    return sum(v.kind != REFERENCE for v in decided)
+
+
+class Answer(NamedTuple):
+    """What is shown at a length: `words` are sentences, `rows` by scheme's name."""
+
+    title: str
+    length: int
+    words: str
+    rows: dict[str, Verdict]
+
+
+class Glance(NamedTuple):
+    """A scheme in the table of the first screen: its verdict of each answer."""
+
+    place: int
+    name: str
+    cells: list[Verdict]
+
+
+class FirstScreen(NamedTuple):
+    """The finding in words, the answers, a table of both, and how many schemes it leaves out."""
+
+    headline: str
+    answers: list[Answer]
+    rows: list[Glance]
+    more: int
+    protocol: str
+
+
+def first_screen(results: Results) -> FirstScreen:
+    """The first screen; an answer at the trained length only if the question was declared."""
+    protocol, longest = results.primary
+    trained, reference = results.manifest["train_length"], results.manifest["reference"]
+    declared = {q.length for q in results.questions if q.protocol == protocol}
+    lengths = [n for n in dict.fromkeys((trained, longest)) if n in declared]
+    decided = {n: verdicts(results, Question("", protocol, n)) for n in lengths}
+    answers = [_answer(results, n, found) for n, found in decided.items()]
+    rows = [
+        Glance(s.index, s.name, [answer.rows[s.name] for answer in answers])
+        for s in results.schemes
+    ]
+    rows.sort(key=lambda row: math.inf if row.cells[-1].loss is None else row.cells[-1].loss)
+    keep = [row for row in rows if row.name != reference][: ROWS - 1]
+    shown = [row for row in rows if row in keep or row.name == reference]
+    title = headline(results, decided.get(trained), decided[lengths[-1]])
+    return FirstScreen(title, answers, shown, len(rows) - len(shown), protocol)
+
+
+def _answer(results: Results, n: int, decided: list[Verdict]) -> Answer:
+    """Who is shown lower or higher, the one by most with its numbers; few names, else counts."""
+    trained, reference = results.manifest["train_length"], results.manifest["reference"]
+    times = f", {number(n / trained, 0 if n % trained == 0 else 1)} × as long"
+    title = f"At the trained length, {n:,} tokens" if n == trained else f"At {n:,} tokens{times}"
+    parts = []
+    for kind, rows in _by_kind(decided).items():
+        if rows:
+            names, most = [v.name for v in rows], ""
+            if kind in (LOWER, HIGHER):
+                name = f"{names[0]} by most, " * (len(rows) > 1)
+                mean, p = rows[0].tested.estimate.mean, p_equation(rows[0].tested.holm)
+                most = f" ({name}{number(mean, 3, signed=True)}, Holm {p})"
+            what = listed(names, _compared(decided))
+            parts.append(f"{KINDS[kind].format(reference)}: {what}{most}.")
+    if lost := [f"{v.name} ({v.words})" for v in decided if v.kind == UNDECIDED]:
+        parts.append(f"No number: {'; '.join(lost)}.")
+    return Answer(title, n, " ".join(parts), {v.name: v for v in decided})
+
+
+def headline(
+    results: Results, trained: Sequence[Verdict] | None, longest: Sequence[Verdict]
+) -> str:
+    """The finding in one sentence: who is shown to beat the reference, at one or two lengths."""
+    m = results.manifest
+    reference, seeds = m["reference"], len(m["seeds"])
+    at, far = f"{m['train_length']:,}", f"{results.primary[1]:,}"
+    if seeds < statistics.CLAIM_SEEDS:
+        of = f"{COUNTS[seeds]} seed{'s' * (seeds > 1)}"
+        return f"Nothing can be claimed from {of}: losses at {at} and {far} tokens"
+    lead = "Exploratory: " if results.changes else ""
+    if seeds < statistics.HEADLINE_SEEDS:
+        lead += f"Over {COUNTS[seeds]} seeds, "
+    lower, higher, count = _sides(longest)
+    words = f"no scheme is shown to differ from {reference} at {far} tokens"
+    if lower:
+        verb = _verb(lower, "beats", "beat")
+        words = f"{listed(lower, count)} {verb} {reference} at {far} tokens"
+    elif higher:
+        words = f"{reference} beats {listed(higher, count)} at {far} tokens"
+    if trained is None or m["train_length"] == results.primary[1]:
+        return _sentence(lead + words)
+    won = bool(lower)
+    lower, higher, count = _sides(trained)
+    near = "none is shown to" if won else "no difference is shown"
+    if lower:
+        only = "only " * (won and len(lower) == 1)
+        verb = _verb(lower, "does", "do") if won else _verb(lower, "beats it", "beat it")
+        near = f"{only}{listed(lower, count)} {verb}"
+    elif higher:
+        near = f"{'none is shown to, and ' * won}{reference} beats {listed(higher, count)}"
+    return _sentence(f"{lead}{words}; at the trained {at}, {near}")
+
+
+def _sides(decided: Sequence[Verdict]) -> tuple[list[str], list[str], int]:
+    """(lower, higher, all): names by size of the difference, and how many were compared."""
+    lower, higher = ([v.name for v in _by_kind(decided)[kind]] for kind in (LOWER, HIGHER))
+    return lower, higher, _compared(decided)
+
+
+# Titles of figures.
+
+
+def verdict_title(decided: Sequence[Verdict], reference: str, length: int) -> str:
+    """How many schemes are shown below and above the reference at a length."""
+    *sides, count = _sides(decided)
+    both = zip(sides, ("lower", "higher"), strict=True)
+    words = [f"{listed(names, count, 2)} {side}" for names, side in both if names]
+    if not words:
+        return f"No difference to {reference} is shown at {length:,} tokens"
+    return f"Against {reference} at {length:,} tokens: {', '.join(words)}"
+
+
+def differences_title(
+    kinds: dict[int, dict[str, str]], means: dict[str, dict[int, float]], reference: str
+) -> str:
+    """Who ends below and above the reference, by how much, and the leads that it loses.
+
+    `kinds` are those of the verdicts at each length, corrected over schemes, `means` the mean
+    differences of each scheme. A lead that is not shown at the greatest length is lost.
+    """
+    lengths = sorted(kinds)
+    first, last = kinds[lengths[0]], kinds[lengths[-1]]
+    count = sum(kind != REFERENCE for kind in first.values())
+    parts = []
+    for kind, side in ((LOWER, "below"), (HIGHER, "above")):
+        names = [name for name in last if last[name] == kind]
+        names.sort(key=lambda name: means[name][lengths[-1]])
+        if names:
+            sizes = [abs(means[name][lengths[-1]]) for name in names]
+            least, most = (number(size, 2) for size in (min(sizes), max(sizes)))
+            by = most if least == most else f"{least} to {most}"
+            words = f"{by} {side} it" if parts else f"{by} nats {side} {reference}"
+            parts.append(f"{listed(names, count)} {_verb(names, 'ends', 'end')} {words}")
+    shown = (LOWER, HIGHER, UNDECIDED)
+    lost = [n for n, kind in first.items() if kind == HIGHER and last[n] not in shown]
+    if parts:
+        ends = _sentence(f"{', '.join(parts)} at {lengths[-1]:,} tokens")
+        return ends + f"; {reference} loses its lead over {listed(lost, count)}" * bool(lost)
+    if lost:
+        return f"{reference} loses its lead over {listed(lost, count)} by {lengths[-1]:,} tokens"
+    return f"No scheme is shown to differ from {reference} at {lengths[-1]:,} tokens"
+
+
+def losses_title(means: dict[str, dict[int, float]], trained: int) -> str:
+    """The least mean loss at the trained and the longest length, and the steepest rise."""
+    full = {name: each for name, each in means.items() if trained in each}
+    if not full:
+        return ""
+    last = max(n for each in full.values() for n in each)
+    far = {name: each[last] for name, each in full.items() if last in each}
+    best = [min(full, key=lambda name: full[name][trained]), min(far, key=far.__getitem__)]
+    rises = {name: far[name] - full[name][trained] for name in far}
+    steep = max(rises, key=rises.__getitem__)
+    where = f"{trained:,} and {last:,}" if best[0] == best[1] else f"{trained:,}"
+    words = f"{best[0]} has the least mean at {where}"
+    words += f", {best[1]} at {last:,}" * (best[0] != best[1])
+    rise = f"; {steep} rises most, by {number(rises[steep], 2)}" if rises[steep] > 0 else ""
+    return words + rise * (last > trained)
+
+
+def position_title(found: dict[str, list[Bin]], reference: str) -> str:
+    """Which schemes are below and above the reference in the last bin."""
+    if not found:
+        return ""
+    last = {name: each[-1].difference for name, each in found.items()}
+    first, end, some = next(iter(found.values()))[-1]
+    where = f"At positions {first:,} to {end:,}"
+    if not math.isfinite(some.low):
+        least = min(last, key=lambda name: last[name].mean)
+        mean = last[least].mean
+        if mean >= 0:
+            return f"{where} no mean is below that of {reference}"
+        return f"{where} {least} has the least mean, {number(-mean, 2)} below {reference}"
+    sides = {side: [n for n, d in last.items() if _side(d) == k] for k, side in _SIDES.items()}
+    words = [f"{listed(names, len(last))} {side}" for side, names in sides.items() if names]
+    what = " and ".join(words) if words else "none shown below or above"
+    return f"{where}: {what} {reference} (95 %)"
+
+
+_SIDES = {-1: "below", 1: "above"}
+
+
+def _side(difference: Estimate) -> int:
+    """-1 below zero, 1 above, 0 if the interval does not say, or there is none."""
+    return int(difference.low > 0) - int(difference.high < 0)
+
+
+def series_title(found: dict[int, dict[str, list[Estimate]]], reference: str, varied: str) -> str:
+    """Which schemes are below the reference at every size, above it, or first one, then the other.
+
+    `found` has for each length a scheme's differences by size, or by what else `varied` names; a
+    side is shown where the 95 % interval has no 0.
+    """
+    parts = []
+    for length, by_name in found.items():
+        sides = {name: {_side(d) for d in each} for name, each in by_name.items()}
+        groups = (
+            ([name for name, at in sides.items() if at == {-1}], "below"),
+            ([name for name, at in sides.items() if at == {1}], "above"),
+            ([name for name, at in sides.items() if at >= {-1, 1}], "on both sides"),
+        )
+        words = [f"{listed(names, len(sides))} {side}" for names, side in groups if names]
+        if words:
+            parts.append(f"{', '.join(words)} at {length:,} tokens")
+    if not parts:
+        return f"No scheme is shown on one side of {reference} at every {varied}"
+    return f"Against {reference} at every {varied}: {'; '.join(parts)} (95 %)"
+
+
+def ratios_title(what: str, ratios: dict[str, Ratio], baseline: str) -> str:
+    """The greatest ratio to the baseline, and how many are close to 1."""
+    others = {name: r.median for name, r in ratios.items() if name != baseline}
+    if not others:
+        return capital(what)
+    most = max(others, key=others.__getitem__)
+    close = sum(abs(x - 1) < 0.05 for x in others.values())
+    rest = f"; {close} of {len(others)} within 5 %" if close else ""
+    return f"{capital(what)}: {most} takes most, {others[most]:.2f}× {baseline}{rest}"
+
+
+def curves_title(curves: dict[str, Curve], late: Sequence[str]) -> str:
+    """Which scheme ends lowest, and which ones still fall."""
+    if not curves:
+        return ""
+    best = min(curves, key=lambda name: curves[name].losses[-1])
+    falling = f"; {listed(late, len(curves))} still {_verb(late, 'falls', 'fall')}" if late else ""
+    return f"{best} ends lowest, {number(curves[best].losses[-1])}{falling}"
+
+
+def seconds_title(times: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
+    """Which scheme is lowest when the first one has finished; of seconds and losses by scheme."""
+    end = min(at[-1] for at, _ in times.values())
+    there = {name: float(np.interp(end, *curve)) for name, curve in times.items()}
+    best = min(there, key=there.__getitem__)
+    return f"After {end:,.3g} s, when the first one ends, {best} is lowest, {number(there[best])}"
+
+
+# The summary.
+
+
+class Summary(NamedTuple):
+    """Sentences: what was asked, how sure what was found is."""
+
+    questions: list[str]
+    confidence: list[str]
+
+
+def summary(results: Results) -> Summary:
+    """The summary of a comparison."""
+    m, (primary, *secondary) = results.manifest, results.questions
+    rows = verdicts(results, primary)
+    questions = [
+        f"Trained on sequences of {m['train_length']} tokens, which positional encoding has a lower"
+        f" loss than {m['reference']} at length {primary.length} ({primary.protocol} evaluation)?"
+        f" {len(results.schemes)} schemes, {m['steps']:,} steps of {m['batch']} sequences,"
+        f" {rate_words(results)}."
+    ]
+    for q in secondary:
+        questions.append(f"Secondary: the same at length {q.length} ({q.protocol} evaluation).")
+    sure = [*_seeds_and_tests(results, rows), *_lost_runs(results), *_caveats(results)]
+    return Summary(questions, sure)
+
+
+def _caveats(results: Results) -> list[str]:
+    """What could explain a difference besides the encodings."""
+    lines = []
+    if edges := [row.name for row in rates(results) if row.remark]:
+        lines.append(f"Best learning rate at the edge of the grid, or none: {', '.join(edges)}.")
+    if late := still_falling(results):
+        lines.append(
+            f"Undertrained, perhaps, rather than worse: {', '.join(late)}. At the end each falls as"
+            " fast as the scheme with the least loss did at that loss; its card has the numbers."
+        )
+    sizes = {n for s in results.schemes if (n := s.fact("parameters")) is not None}
+    if len(sizes) > 1:
+        lines.append(f"Parameters are not matched: {min(sizes):,} to {max(sizes):,}.")
+    return lines
+
+
+def question_title(results: Results, question: Question) -> str:
+    """The title of a question: its role if there are several, length and protocol."""
+    at = f"length {question.length}, {question.protocol} evaluation"
+    if question.length == results.manifest["train_length"]:
+        at = f"the trained length, {question.length}, {question.protocol} evaluation"
+    return f"{capital(question.role)}: {at}" if len(results.questions) > 1 else capital(at)
+
+
+def _seeds_and_tests(results: Results, rows: Sequence[Verdict]) -> list[str]:
+    seeds = len(results.manifest["seeds"])
+    lines = []
+    if results.changes:
+        lines.append(
+            f"Exploratory, not confirmatory: {results.changes} after a report. Intervals and p"
+            " values take seeds and schemes as decided beforehand."
+        )
+    sentences = [f"{seeds} seed{'s' * (seeds != 1)} each."]
+    if seeds < statistics.CLAIM_SEEDS:
+        least = statistics.CLAIM_SEEDS
+        sentences.append(f"A claim needs at least {least}: nothing is claimed here.")
+        return [*lines, " ".join(sentences)]
+    family = max((row.family for row in rows), default=0)
+    sentences.append(
+        "Differences are paired by seed over identical windows; two-sided t tests at 5 %,"
+        f" Holm-corrected over {family} scheme{'s' * (family != 1)}: all that were declared, also"
+        " those without a number."
+    )
+    if 0 < family < _compared(rows):
+        repeated = _compared(rows) - family
+        sentences.append(f"Not counted again, as their losses are another's: {repeated}.")
+    if len(results.questions) > 1:
+        sentences.append("Each question is corrected separately.")
+    sentences += [
+        "Intervals are 95 % simultaneous (Holm).",
+        "A difference below the smallest effect of interest, declared as"
+        f" {results.effect:g} nats per token, is not claimed.",
+    ]
+    if seeds < statistics.HEADLINE_SEEDS:
+        least = statistics.HEADLINE_SEEDS
+        sentences.append(f"Enough to state a difference, not for a headline ({least}).")
+    sentences.append("What holds for this model, corpus and budget need not hold for others.")
+    return [*lines, " ".join(sentences)]
+
+
+def _lost_runs(results: Results) -> list[str]:
+    """The number of runs without numbers, those that try learning rates separately."""
+    runs = [run for s in results.schemes for run in s.runs.values()]
+    checks = [run for s in results.schemes for run in s.checks.values()]
+    lines = []
+    for what, group in (("runs", runs), ("checks of a learning rate", checks)):
+        lost = collections.Counter(run.status for run in group if run.status != "ok")
+        if lost:
+            counted = ", ".join(f"{count} {status}" for status, count in lost.items())
+            lines.append(f"Of {len(group)} {what}: {counted}.")
+    return lines
+
+
+def irregularities(results: Results) -> list[str]:
+    """Irregular files and runs that a reader must know about.
+
+    Among them are commits, devices or versions of JAX that not all runs share: runs may resume
+    elsewhere.
+    """
+    notes = list(results.manifest.get("notes", ()))
+    if warning := results.manifest["corpus"].get("warning"):
+        notes.append(f"{capital(warning)}.")
+    for subject in results.reported:
+        if subject != results.subject:
+            seeds, schemes = ", ".join(map(str, subject["seeds"])), ", ".join(subject["encodings"])
+            notes.append(
+                f"There was a report before, of seeds {seeds} and of {schemes}: intervals and p"
+                " values take seeds and schemes as decided beforehand."
+            )
+    for name, values in (results.speed or {}).get("encodings", {}).items():
+        if "problem" in values:
+            notes.append(f"{name}: not timed, {values['problem']}.")
+    runs = [(s.name, run) for s in results.schemes for run in s.runs.values()]
+    notes += [f"{name}, seed {run.seed}: {note}." for name, run in runs for note in _notes(run)]
+    for field in ("commit", "device", "jax"):
+        found = [run.evaluation.get(field, "unknown") for _, run in runs if run.evaluation]
+        counts = collections.Counter(found)
+        if len(counts) > 1:
+            counted = ", ".join(f"{value} ({n})" for value, n in counts.most_common())
+            notes.append(f"Not the same {field} in all runs: {counted}.")
+    if results.speed is None:
+        notes.append("Speed and memory were not measured: there is no speed.json.")
+    return notes
+
+
+def _notes(run: Run) -> list[str]:
+    notes = []
+    if run.status != "ok":
+        notes.append(run.status + f" ({run.reason})" * bool(run.reason))
+    if run.torn:
+        notes.append(f"{run.torn} torn line{'s' * (run.torn > 1)} of metrics.jsonl skipped")
+    if run.repeated:
+        notes.append(f"{run.repeated} steps logged again after a resume; last kept")
+    return notes
