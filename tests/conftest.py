@@ -1,3 +1,4 @@
+import ctypes
 import functools
 import gc
 import os
@@ -11,6 +12,9 @@ import pytest
 # The tests compile much and run little: these settings take a sixth of the time off a law of every
 # scheme, a third of that by rarer garbage collection. Eight devices are for meshes.
 gc.set_threshold(50_000, 20, 20)
+CACHE = pathlib.Path(__file__).parents[1] / ".jax_cache"
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # workers and programs start in half the time
+    os.environ["PYTHONPYCACHEPREFIX"] = str(CACHE / "bytecode")
 FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 FAST += " --xla_cpu_parallel_codegen_split_count=1"
 if jax.__version_info__ < (0, 11):  # XLA's older emitters take half of the time; 0.12 has none
@@ -21,9 +25,7 @@ if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":  # tests/test_gpu.py names o
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_include_full_tracebacks_in_locations", False)
 jax.config.update("jax_traceback_in_locations_limit", 0)
-jax.config.update(
-    "jax_compilation_cache_dir", str(pathlib.Path(__file__).parents[1] / ".jax_cache")
-)
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 PHASES = (hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink)
 hypothesis.settings.register_profile(
@@ -54,8 +56,18 @@ def oracles(request):
 QUICK = ("alibi", "rope", "t5")  # a bias that is arithmetic, a rotation, a learned table
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups
 def pytest_collection_modifyitems(config, items):
-    """Marks the laws of three schemes as quick; skips studies of minutes unless asked for."""
+    """Marks the laws of three schemes as quick; skips studies of minutes unless asked for.
+
+    The tests of a file run on one worker: they share programs and set-ups. The laws of a scheme are
+    a group each; they come last, so that no worker is idle for long.
+    """
+    grouped = {item for item in items if item.get_closest_marker("xdist_group")}
+    items.sort(key=lambda item: item in grouped and "case" in item.fixturenames)
+    for item in items:
+        if item not in grouped:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
     for item in items:
         if item.path.parent.name == "contract" and hasattr(item, "callspec"):
             if item.callspec.params.get("case") in quick_cases():
@@ -81,6 +93,8 @@ def pytest_runtest_teardown(item, nextitem):
     group = lambda i: i and ([m.args for m in i.iter_markers("xdist_group")], i.path)  # noqa: E731
     if group(item) != group(nextitem) and _resident() > 3 * 2**30:
         jax.clear_caches()
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # else glibc keeps all of it
+            trim(0)
 
 
 def _resident() -> float:

@@ -4,6 +4,7 @@ What is right is each row alone, by the dense engine.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ import pytest
 from pe_jax import masks
 from pe_jax.engines.decoding import cache
 from tests import util
-from tests.test_decode import CAUSAL, extend, named, past, whole
+from tests.contract.laws import each
+from tests.test_decode import CAUSAL, extend, extender, named, past, whole
 from tests.util import DIMS, B, H, assert_close
 
 LENGTHS, T, NEW = (4, 9), 9, 3  # tokens of each row's prompt, its columns, tokens that follow
@@ -35,44 +37,42 @@ def padded(side: str) -> tuple[list, np.ndarray, list]:
     return batch, segments, columns
 
 
-def decoded(case, batch, segments, **options):
-    """The prompt at once, then token by token, under jit."""
+@functools.cache
+def decoder(case, **options):
+    """(batch, segments) → outputs: the prompt at once, then token by token."""
 
     def run(batch, segments):
-        out, held = extend(
-            case, past(case), [x[:, :T] for x in batch], segments=segments, **options
-        )
-        outs = [out]
-        for n in range(T, T + NEW):
-            out, held = extend(case, held, [x[:, n : n + 1] for x in batch], **options)
-            outs.append(out)
-        return jnp.concatenate(outs, 1)
+        prompt, rest = ([x[:, part] for x in batch] for part in (slice(T), slice(T, None)))
+        out, held = extend(case, past(case), prompt, segments=segments, **options)
 
-    return util.jit(run)(batch, segments)
+        def step(held, token):
+            out, held = extend(case, held, [x[:, None] for x in token], **options)
+            return held, out[:, 0]
 
+        outs = jax.lax.scan(step, held, [jnp.moveaxis(x, 1, 0) for x in rest])[1]
+        return jnp.concatenate([out, jnp.moveaxis(outs, 0, 1)], 1)
 
-def assert_rows_alone(case, got, batch, columns, **options):
-    for row, own in enumerate(columns):
-        alone = [np.broadcast_to(x[row, own][None], (B, len(own), *x.shape[2:])) for x in batch]
-        want = whole(case, alone, **options)[0]
-        assert_close(np.asarray(got)[row, own], want, 3e-5)
+    return util.jit(run)
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("case", CAUSAL, ids=str)
-def test_rows_of_unequal_length_are_each_alone(case, side):
-    batch, segments, columns = padded(side)
-    got = decoded(case, batch, segments)
-    assert_rows_alone(case, got, batch, columns)
+def check_rows(case, **options):
+    """Asserts that rows with padding on either side are decoded as each would be alone."""
+    for side in SIDES:
+        batch, segments, columns = padded(side)
+        got = np.asarray(decoder(case, **options)(batch, segments))
+        for row, own in enumerate(columns):
+            alone = [np.broadcast_to(x[row, own][None], (B, len(own), *x.shape[2:])) for x in batch]
+            assert_close(got[row, own], whole(case, alone, **options)[0], 3e-5)
 
 
-@pytest.mark.parametrize("side", SIDES)
+@each(CAUSAL)
+def test_rows_of_unequal_length_are_each_alone(case):
+    check_rows(case)
+
+
 @named("nope", "alibi", "fox")
-def test_windows_and_sinks_count_tokens_not_padding(case, side):
-    batch, segments, columns = padded(side)
-    options = {"window": 3, "sinks": 1}
-    got = decoded(case, batch, segments, **options)
-    assert_rows_alone(case, got, batch, columns, **options)
+def test_windows_and_sinks_count_tokens_not_padding(case):
+    check_rows(case, window=3, sinks=1)
 
 
 @named("rope", "fox", "t5")
@@ -129,18 +129,17 @@ def test_segments_and_a_window_that_forgets():
         extend(case, past(case), util.inputs(3), segments=np.zeros((B, 4), int))
 
 
-@pytest.mark.parametrize("case", CAUSAL, ids=str)
+@each(CAUSAL)
 def test_drafts_that_are_taken_back_leave_nothing(case):
-    qkv = util.inputs(12)
+    qkv, step = util.inputs(16), extender(case)
     other = [x[:, ::-1] for x in qkv]
-    held = extend(case, past(case), [x[:, :8] for x in qkv])[1]
-    step = util.jit(lambda held, new: extend(case, held, new))
-    drafts = step(held, [x[:, 8:11] for x in qkv])[1]
+    held = step(past(case), [x[:, :8] for x in qkv])[1]
+    drafts = step(held, [x[:, 8:] for x in qkv])[1]
     if any(state is not None and state.shape[2] == 1 for state in held.states):
         with pytest.raises(ValueError, match="running sum"):
             cache.truncate(drafts, 9)
         return
-    back = util.jit(lambda drafts: cache.truncate(drafts, drafts.length - 2))(drafts)
+    back = util.jit(lambda drafts: cache.truncate(drafts, drafts.length - 7))(drafts)
     want = step(step(held, [x[:, 8:9] for x in qkv])[1], [x[:, 9:10] for x in other])[0]
     assert_close(step(back, [x[:, 9:10] for x in other])[0], want, 1e-6)
 
@@ -167,17 +166,17 @@ def test_what_cannot_be_taken_back():
         cache.truncate(None, 3)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("case", CAUSAL, ids=str)
+@each(CAUSAL)
 def test_beams_take_rows(case):
     """Also more rows than there were, though as many heads as rows; tables are not of rows."""
-    qkv, rows = util.inputs(7), jnp.asarray([1, 0, 1, 1])
-    held = extend(case, past(case), [x[:, :6] for x in qkv])[1]
+    qkv, rows, step = util.inputs(9), np.asarray([1, 0, 1, 1]), extender(case)
+    held = step(past(case), [x[:, :8] for x in qkv])[1]
     taken = cache.take(held, rows)
     assert taken.k.shape[0] == 4
     same = jax.tree.map(jnp.array_equal, taken.tables, held.tables)
     assert jax.tree.all(same) and H != B
-    got = extend(case, taken, [x[rows, 6:] for x in qkv])[0]
-    assert_close(got, extend(case, held, [x[:, 6:] for x in qkv])[0][rows], 1e-6)
+    got = step(taken, [x[rows, 8:] for x in qkv])[0]
+    assert_close(got, np.asarray(step(held, [x[:, 8:] for x in qkv])[0])[rows], 1e-6)
 
 
 def test_beams_of_padded_rows():

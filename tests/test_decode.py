@@ -4,6 +4,7 @@ S capacity, N tokens, of which the horizons of `util.SMALL` leave most far away.
 """
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -84,11 +85,25 @@ def decode(case, qkv, past, **masked):
     return util.jit(run)(past, qkv)
 
 
-def whole(case, qkv, **masked):
-    options = {"dims": DIMS, "implementation": "dense", **masked}
-    params = util.random_params(case.encoding)
-    options |= {"encoding": case.encoding, "params": params, "embedded": True}
-    return util.jit(lambda qkv: pe_jax.attention(*qkv, x=util.flat(qkv[0]), **options))(qkv)
+@functools.cache
+def extender(case):
+    """`extend` without options, compiled."""
+    return util.jit(lambda past, qkv: extend(case, past, qkv))
+
+
+@functools.cache
+def dense(case, **options):
+    """Whole rows at once, compiled: (qkv, arrays) → output."""
+    options |= {"dims": DIMS, "encoding": case.encoding, "embedded": True}
+    options |= {"params": util.random_params(case.encoding), "implementation": "dense"}
+    attend = functools.partial(pe_jax.attention, **options)
+    return util.jit(lambda qkv, arrays: attend(*qkv, x=util.flat(qkv[0]), **arrays))
+
+
+def whole(case, qkv, mask=None, q_segments=None, **options):
+    if mask is not None:
+        return dense.__wrapped__(case, mask=mask, **options)(qkv, {})
+    return dense(case, **options)(qkv, {} if q_segments is None else {"q_segments": q_segments})
 
 
 @each

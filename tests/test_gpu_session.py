@@ -55,7 +55,6 @@ def rehearsal(bare, tmp_path_factory):
     return out, [bare(*command, f"--out={out}") for _ in range(2)]
 
 
-@pytest.mark.xdist_group("rehearsal")  # else each worker runs one
 def test_it_runs_from_beginning_to_end_without_what_is_absent(rehearsal):
     out, (first, _) = rehearsal
     assert first.returncode == 0, first.stderr[-2000:]
@@ -80,7 +79,6 @@ def test_it_runs_from_beginning_to_end_without_what_is_absent(rehearsal):
     assert json.loads((out / "about.json").read_text())["versions"]["jax"]
 
 
-@pytest.mark.xdist_group("rehearsal")  # else each worker runs one
 def test_it_goes_on_where_it_left_off(rehearsal):
     out, (first, second) = rehearsal
     assert second.returncode == 0

@@ -8,10 +8,12 @@ import pytest
 import pe_jax
 from pe_jax import naive
 from tests import util
+from tests.contract.laws import each
 from tests.util import B, E, H, T
 
 SCALED = "rope(scaling=yarn(factor=4, original_length=8), fraction=0.5)"
 CASES = [*util.SINGLE, util.Case(SCALED, pe_jax.parse(SCALED)[0])]
+KINDS = util.first_of_kinds(CASES)  # that no positions are given is a thing of kinds
 
 
 def shuffled(case: util.Case) -> np.ndarray:
@@ -22,22 +24,16 @@ def shuffled(case: util.Case) -> np.ndarray:
     return rng.permuted(util.contiguous(B, T), axis=1)
 
 
-ORDERS = [pytest.param(case, "shuffled", id=f"{case}-shuffled") for case in CASES]
-ORDERS += [  # that none are given is a thing of kinds
-    pytest.param(case, "contiguous", id=f"{case}-contiguous", marks=marks)
-    for case in CASES
-    for marks in [() if case in util.first_of_kinds(CASES) else pytest.mark.slow]
-]
-
-
-@pytest.mark.parametrize("case, order", ORDERS)
+@each(CASES)
+@pytest.mark.parametrize("order", ["shuffled", "contiguous"])
 def test_the_dense_engine_equals_the_naive_form(case, order):
     params, (q, k, v) = util.random_params(case.encoding), util.inputs()
     places = util.contiguous(B, T) if order == "contiguous" else shuffled(case)
     places = util.spread(case, places)
-    alone = order == "contiguous" and case.encoding.claims.axes == 1
-    run = util.jit(functools.partial(util.layer, case, implementation="dense"))
-    ours = run(params, q, k, v, None if alone else places, np.zeros((B, T), np.int32))
+    ours, _ = util.run(case, "dense", positions=places)
+    if order == "contiguous" and case.encoding.claims.axes == 1 and case in KINDS:
+        run = util.jit(functools.partial(util.layer, case, implementation="dense"))
+        util.assert_close(run(params, q, k, v, None, np.zeros((B, T), np.int32)), ours)
     name, *form = util.naive_form(case.encoding, params)
     for row in range(B):
         x = q[row].reshape(T, H * E) + naive.inputs(name, places[row], H * E, *form)

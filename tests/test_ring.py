@@ -211,8 +211,11 @@ def test_sums_over_tokens_are_those_of_the_row_in_order(spec):
     states = [term.state for term in terms if term.state is not None]
     assert states
     for state in states:
-        found = layout.restore(layout.state(state, layout.spread(x), None))
-        assert_close(found, state(x, None), 1e-6)
+
+        def shared(x, state=state):
+            return layout.restore(layout.state(state, layout.spread(x), None))
+
+        assert_close(util.jit(shared)(x), state(x, None), 1e-6)
 
 
 def hops(window, sinks=0, causal=True, balanced=False, devices=8, length=64) -> int:

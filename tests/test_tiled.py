@@ -190,13 +190,14 @@ def test_each_term_of_distances_is_evaluated_along_diagonals(spec, how):
     assert inside(placed) == [""] * len(how)  # at explicit positions none is
 
 
+WINDOWED = f"{BOTH}+shaw(clip=16)", "transformer_xl+alibi", "deberta+rope", "kerple"
+WINDOWS = {"window": 50}, {"window": 20, "sinks": 3}
+
+
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(
-    "spec", [f"{BOTH}+shaw(clip=16)", "transformer_xl+alibi", "deberta+rope", "kerple"]
-)
-@pytest.mark.parametrize("options", [{"window": 50}, {"window": 20, "sinks": 3}], ids=str)
-def test_stages_under_a_window(spec, causal, options):
-    options = {"causal": causal, **options}
+@pytest.mark.parametrize("n", range(len(WINDOWED)), ids=WINDOWED)
+def test_stages_under_a_window(n, causal):
+    spec, options = WINDOWED[n], {"causal": causal, **WINDOWS[(n + causal) % 2]}  # each pair
     got = outcome(spec, Tiled(TileSizes(16, 16, group=(1, 2))), 120, **options)
     assert_close(got, outcome(spec, "dense", 120, **options), 2e-5)
 

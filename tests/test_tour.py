@@ -7,7 +7,6 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-pytestmark = pytest.mark.xdist_group("tour")
 PAGE = Path(__file__).parents[1] / "docs" / "tour.ipynb"
 
 

@@ -192,8 +192,14 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 def random_params(encoding: Encoding, dims: Dims = DIMS, seed: int = 1) -> Params:
     """Parameters of the shapes that the scheme asks for, with no term zero."""
-    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
-    return jax.tree.map(lambda x: jnp.asarray(0.4 * noise(*x.shape, seed=seed)), shapes)
+    like = shapes(encoding, dims)
+    return jax.tree.map(lambda x: jnp.asarray(0.4 * noise(*x.shape, seed=seed)), like)
+
+
+@functools.cache
+def shapes(encoding: Encoding, dims: Dims) -> Params:
+    """Of its parameters."""
+    return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
 
 
 def inputs(length: int = T, kv_heads: int = K) -> tuple[np.ndarray, ...]:

@@ -64,23 +64,6 @@ def test_far_rotations_err_by_at_most_float32_angles(positions):
     assert (np.abs(_far(positions) - want) <= bound).all()
 
 
-_turn = jax.jit(lambda x, p: rope.rotate(x, p, rope.frequencies(8)))
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    hnp.arrays(np.float32, (2, 1, 8), elements=st.floats(-1, 1, width=32)),
-    hnp.arrays(np.int32, 2, elements=st.integers(-500, 500)),
-    st.integers(-500, 500),
-)
-def test_norms_stay_and_products_depend_on_the_distance_alone(x, positions, shift):
-    turned, moved = (np.asarray(_turn(x, p))[:, 0] for p in (positions, positions + shift))
-    np.testing.assert_allclose(
-        np.linalg.norm(turned, axis=-1), np.linalg.norm(x[:, 0], axis=-1), atol=1e-6
-    )
-    assert abs(turned[0] @ turned[1] - moved[0] @ moved[1]) < 1e-3  # angles up to 1,000
-
-
 @pytest.mark.parametrize("layout", rope.LAYOUTS)
 def test_a_fraction_rotates_the_first_channels_as_a_narrower_head(layout):
     x = np.random.default_rng(0).standard_normal((5, 2, 16), np.float32)

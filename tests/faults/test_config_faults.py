@@ -330,7 +330,7 @@ def test_a_relative_workdir_is_made_absolute_at_the_start(command, monkeypatch, 
     ],
 )
 def test_the_real_command_line_says_so_too(args, words, tmp_path):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     if "generate" not in args[0]:
         name, *rest = args
         args = [name, f"--config={ROOT / 'configs' / name.rpartition('.')[2]}.py", *rest]
