@@ -122,7 +122,7 @@ def test_products_count_by_the_length_of_a_scan_and_the_turns_of_a_loop():
     assert flops.count(traced.jaxpr) == (5 * one + branch + 2 * one, 0)
 
 
-@pytest.mark.parametrize("spec, declared", [("alibi", True), ("rope", False)])
+@pytest.mark.parametrize("spec, declared", [("t5", True), ("rope", False)])
 def test_kernels_count_by_what_they_declare_or_by_their_grid(spec, declared):
     traced = lowered(spec, 2048, False)  # 8 heads of 64, blocks of 512: 10 of 16 tiles are visited
     whole, tile = 16 * 8, 4 * 512 * 512 * 64

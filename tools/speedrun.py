@@ -10,6 +10,7 @@ docs/speedrun.md. `check` trains an entry's first seed again, at its learning ra
 both losses: exit status 1 if one is further from the entry's than `TOLERANCE`.
 """
 
+import argparse
 import dataclasses
 import hashlib
 import json
@@ -21,14 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
-
 from experiments.running import config_files
 from experiments.running.provenance import ROOT, processor, save_json
 from experiments.running.run_names import folder
 from experiments.running.sweep_configs import CompareConfig
-
-WORKDIR = flags.DEFINE_string("workdir", "runs/speedrun", "of a finished comparison, for add")
 
 ENTRIES, PAGE = ROOT / "docs" / "speedrun", ROOT / "docs" / "speedrun.md"
 BEGIN, END = "<!-- entries: begin -->\n", "<!-- entries: end -->"
@@ -208,21 +205,28 @@ def check(path: Path) -> bool:
     return agree
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Runs one of the three commands."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    adding = commands.add_parser("add", help="write the entries of a finished comparison")
+    adding.add_argument("--workdir", type=Path, default=Path("runs/speedrun"))
+    checking = commands.add_parser("check", help="train an entry's first seed again")
+    checking.add_argument("entry", type=Path)
+    commands.add_parser("table", help="write the page's table")
+    options = parser.parse_args()
     try:
-        match arguments[1:]:
-            case ["add"]:
-                add(Path(WORKDIR.value))
-            case ["check", path]:
-                sys.exit(not check(Path(path)))
-            case ["table"]:
-                write_page()
-            case _:
-                raise SpeedrunError("pass add, check ENTRY or table")
+        if options.command == "add":
+            add(options.workdir)
+        elif options.command == "table":
+            write_page()
+        elif not check(options.entry):
+            sys.exit(1)
     except SpeedrunError as error:
         sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()
