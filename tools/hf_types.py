@@ -68,6 +68,9 @@ SECTIONS |= {f"glm{name}_text": [4, 6, 6] for name in ("4v", "_ocr", "_image")}
 SOME, FULL, LINEAR = ["mamba", "attention"] * 3, "full_attention", "linear_attention"
 INDEXER = {"indexer_budget": 64, "indexer_compress_ratio": 4, "indexer_n_heads": 2}
 INDEXER |= {"indexer_kv_heads": 1, "indexer_head_dim": 32}
+HALF = {n: TINY[n] for n in "hidden_size num_hidden_layers head_dim intermediate_size".split()}
+HALF |= {n: TINY[n] for n in "num_attention_heads num_key_value_heads vocab_size".split()}
+HALF |= {"sliding_window": TINY["sliding_window"], "layer_types": ["sliding_attention", FULL] * 3}
 OWN: dict[str, dict[str, Any]] = {  # what else these need to be small and to have both kinds
     "bamba": {"attn_layer_indices": [1, 4]},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * 6},
@@ -82,6 +85,7 @@ OWN: dict[str, dict[str, Any]] = {  # what else these need to be small and to ha
     "qwen4_exp_text": INDEXER,
     "step3p5": {"sliding_window": 5, "layer_types": [FULL, "sliding_attention"] * 3}
     | {"rope_theta": [5e6, 1e4] * 3, "partial_rotary_factors": [0.5, 1.0] * 3},
+    "t5gemma": {"encoder": HALF, "decoder": HALF, "vocab_size": TINY["vocab_size"]},
     "zamba2": {"num_hidden_layers": 54},
 }
 

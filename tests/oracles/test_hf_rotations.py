@@ -61,6 +61,8 @@ def test_what_is_read_is_what_reaches_the_models_softmax(recorded, name):
         if name.startswith(("esm", "opt")):  # their queries are scaled before
             ours_scale = 1.0 if name == "opt" else ours_scale
             theirs_scale = 1.0 if name == "opt" else ours_scale
+        if name == "openai_privacy_filter":  # both sides are scaled before, by a fourth root each
+            ours_scale = 1.0
         size = max(np.abs(want).max(), 1.0)
         np.testing.assert_allclose(ours_scale * ours / size, theirs_scale * want / size, atol=1e-5)
         assert (options.get("softcap") or None) == layer.logit_cap
