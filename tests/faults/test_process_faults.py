@@ -32,6 +32,20 @@ def shared(monkeypatch):
     monkeypatch.setattr(soak.trainer_process, "start", here)
 
 
+class Moments(random.Random):
+    """Kills while it starts, with a checkpoint some steps ago, and while it saves."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.aims = iter(("start", "step", "save"))
+
+    def choice(self, _):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return next(self.aims)
+
+    def randint(self, _, most):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return most
+
+
 # 52, 56
 def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(
     data, tmp_path, monkeypatch, shared
@@ -39,14 +53,15 @@ def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(
     monkeypatch.setattr(soak, "SAVE_EVERY", 3)  # of 60 steps, so that no machine is too fast
     peace, killed = tmp_path / "peace", tmp_path / "killed"
     soak.finish(soak.settings(peace, data, soak.STEPS, 3), tmp_path / "peace.log")
-    lives = soak.one_run(killed, data, 3, random.Random(2), float("inf"))
+    lives = soak.one_run(killed, data, 3, Moments(), float("inf"))
     found = soak.figures(peace, [killed], lives)
     assert found["kills"] == 3 and found["bytes_compared"] > 10_000
     assert soak.good(found), found
     assert [row[0] for row in soak.rows(killed)] == list(range(1, soak.STEPS + 1))
     kept = sorted(path.name for path in (killed / "checkpoints").iterdir())
     assert kept == ["57", "60"] and (killed / "evaluation.json").exists()
-    assert "taken over" in (tmp_path / "killed.log").read_text()  # the lock of who was killed
+    said = (tmp_path / "killed.log").read_text()
+    assert "taken over" in said and "continues at step" in said  # the lock of who was killed
 
 
 # 84
