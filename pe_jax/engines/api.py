@@ -87,7 +87,7 @@ def attention(
         (`masks.prefix`). Required for a scheme of several axes.
       window: number of tokens back that are visible (and ahead, if not causal), including itself.
       sinks: number of first tokens of each segment that stay visible beyond the window. They keep
-        their positions in the text; StreamingLLM's are in its cache (docs/borrow.md).
+        their places in the text; StreamingLLM's are in its cache (docs/borrow.md).
       mask: a `pe_jax.Mask` (`pe_jax.masks`), in O(L) memory, or booleans that broadcast to
         [*B, H, T, S], True is visible. The causal mask holds as well where `causal` is True. Chunks
         and prefixes are counted within segments.
