@@ -70,11 +70,11 @@ def about() -> dict[str, Any]:
 
 def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
     """By name what each stage does; imported when it begins."""
-    schemes, threads = options.schemes, options.threads
+    schemes, processes = options.schemes, options.processes
 
     def agree(results, clock):
         names = [n for n in schemes if n not in agreement.ONLY_TIMED] or agreement.names()
-        agreement.run(results, clock, threads, names, options.dtypes, options.rehearse)
+        agreement.run(results, clock, processes, names, options.dtypes, options.rehearse)
 
     def scale():
         from tools.gpu_stages import speed
@@ -85,11 +85,11 @@ def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
 
     def benchmark(results, clock):
         speed, chosen = scale()
-        speed.benchmark(results, clock, threads, chosen)
+        speed.benchmark(results, clock, processes, chosen)
 
     def step(results, clock):
         speed, chosen = scale()
-        speed.steps(results, clock, threads, chosen)
+        speed.steps(results, clock, processes, chosen)
 
     return {"agreement": agree, "benchmark": benchmark, "step": step}
 
@@ -136,12 +136,13 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # processes share the device
     flags.DEFINE_list("only", [*SHARES], "stages")
     flags.DEFINE_float("budget", 510.0, "seconds for all of them")
     flags.DEFINE_list("schemes", [], "names; none: all")
     flags.DEFINE_list("lengths", [], "tokens, of the benchmark; none: 4096,1024,16384,65536")
     flags.DEFINE_list("dtypes", [*DTYPES], "of the agreement")
-    flags.DEFINE_integer("threads", min(8, os.cpu_count() or 1), "programs compiled at a time")
+    flags.DEFINE_integer("processes", min(16, os.cpu_count() or 1), "that compile side by side")
     flags.DEFINE_bool("rehearse", False, "tiny shapes and interpreted kernels, on any machine")
     flags.DEFINE_string("out", "runs/gpu_session", "folder of the results")
     launch.run_flags(main)

@@ -1,14 +1,16 @@
 """Results that are on disk as soon as they are there, and the time that is left for more."""
 
-import concurrent.futures
-import itertools
+import contextlib
 import json
+import multiprocessing
 import os
+import queue
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 KEY = ("stage", "scheme", "dtype", "case", "length", "mode", "engine")  # what tells rows apart
 Row = dict[str, Any]
@@ -32,16 +34,16 @@ class Results:
             path.write_text(text + "\n", encoding="utf-8")
         self.path = path
         self.rows: list[Row] = [row for row in map(_row, text.splitlines()) if row is not None]
-        self.keys = {_key(row) for row in self.rows}
+        self.keys = {key(row) for row in self.rows}
 
     def has(self, row: Row) -> bool:
         """Whether there is a result of what this row is about."""
-        return _key(row) in self.keys
+        return key(row) in self.keys
 
     def add(self, row: Row) -> None:
         """Writes a result, to the disk, and prints it."""
         self.rows.append(row)
-        self.keys.add(_key(row))
+        self.keys.add(key(row))
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
@@ -63,7 +65,8 @@ def _row(line: str) -> Row | None:
     return row if isinstance(row, dict) and "stage" in row else None
 
 
-def _key(row: Row) -> tuple:
+def key(row: Row) -> tuple:
+    """What tells a result from others."""
     return tuple(row.get(name) for name in KEY)
 
 
@@ -93,25 +96,80 @@ class Clock:
         return Clock(part * self.left)
 
 
-def in_parallel(
-    jobs: Iterable[tuple[Row, Callable[[], Any]]], threads: int, clock: Clock
-) -> Iterator[tuple[Row, Any]]:
-    """What each job gives, or the exception that it raised, as they end, until time is up.
+class Shared(NamedTuple):
+    """What the processes of a stage share.
 
-    Compilers leave Python to other threads for most of their time. A job that has not begun when
-    time is up is dropped; one that has is left alone.
+    Attributes:
+      found: a queue of the results.
+      next: the number of the next job that nobody has taken.
+      barrier: where all wait for each other.
+      lock: held by the one that uses the device alone.
     """
-    waiting = iter(jobs)
-    pool = concurrent.futures.ThreadPoolExecutor(threads)
-    running: dict[concurrent.futures.Future, Row] = {}
+
+    found: Any
+    next: Any
+    barrier: Any
+    lock: Any
+
+    @classmethod
+    def of(cls, count: int) -> "Shared":
+        """For so many processes that import everything anew: JAX does not survive a fork."""
+        context = multiprocessing.get_context("spawn")
+        return cls(context.Queue(), context.Value("i", 0), context.Barrier(count), context.Lock())
+
+    def taken(self, jobs: Iterable[Any]) -> Iterator[Any]:
+        """Those of a list, the same in all processes, that this one is the first to ask for."""
+        for number, job in enumerate(jobs):
+            with self.next.get_lock():
+                mine = self.next.value == number
+                self.next.value += mine
+            if mine:
+                yield job
+
+    def wait(self, clock: Clock) -> None:
+        """Until all processes are here, one has died, or time is up."""
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait(clock.left)
+
+
+def in_processes(work: Callable[[int, Shared], None], count: int, clock: Clock) -> Iterator[Row]:
+    """What `work(number, shared)` puts among the results in each of `count` processes, as it comes.
+
+    Compilers that share one Python wait for each other. A process that dies takes what it works on
+    with it, no more; one that has not ended when time is up is ended.
+    """
+    shared = Shared.of(count)
+    context = multiprocessing.get_context("spawn")
+    running = [
+        context.Process(target=_work, args=(work, number, shared), daemon=True)
+        for number in range(count)
+    ]
+    for process in running:
+        process.start()
     try:
-        while clock.left:
-            for row, job in itertools.islice(waiting, threads - len(running)):
-                running[pool.submit(job)] = row
-            if not running:
-                return
-            first = concurrent.futures.FIRST_COMPLETED
-            for future in concurrent.futures.wait(running, clock.left, first).done:
-                yield running.pop(future), future.exception() or future.result()
+        while clock.left and any(process.is_alive() for process in running):
+            yield from _arrived(shared.found, min(0.5, clock.left))
+            if any(process.exitcode for process in running):
+                shared.barrier.abort()
+        yield from _arrived(shared.found, 0.1)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for process in running:
+            process.kill()
+    for number, process in enumerate(running):
+        if process.exitcode and clock.left:
+            raise RuntimeError(f"process {number} of {count} ended with {process.exitcode}")
+
+
+def _arrived(found: Any, seconds: float) -> Iterator[Row]:
+    """The results that are there, or come before nothing has for some seconds."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield found.get(timeout=seconds)
+
+
+def _work(work: Callable[[int, Shared], None], number: int, shared: Shared) -> None:
+    """All that one of the processes does."""
+    work(number, shared)
+    shared.found.close()
+    shared.found.join_thread()
+    os._exit(0)  # without a word to threads that still compile

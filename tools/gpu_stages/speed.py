@@ -29,7 +29,16 @@ from pe_jax.engines.api import attention
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.models.config import ModelConfig
 from tools.gpu_stages import agreement
-from tools.gpu_stages.results import Clock, Refused, Results, Row, in_parallel, reason
+from tools.gpu_stages.results import (
+    Clock,
+    Refused,
+    Results,
+    Row,
+    Shared,
+    in_processes,
+    key,
+    reason,
+)
 
 ATTENTION, STEP = "benchmark", "step"
 FIRST = (*agreement.FIRST, *agreement.ONLY_TIMED)
@@ -37,7 +46,8 @@ IN_FLEX = ("nope", "alibi", "t5")
 CUDNN, FUSED = "cudnn", "fused"  # engines, whichever of the two `attention` chooses
 IN_CUDNN = ("nope", "alibi", "fox")  # biases of keys in further channels
 CUDNN_LIMIT = 4096  # tokens, up to which a materialised bias in cuDNN is the rival
-NAIVE_LIMIT = 16384  # tokens: a bias of 8 heads takes 4 GiB in bfloat16, and XLA's scores more
+NAIVE_LIMIT = 4096  # tokens: a bias of 32 heads takes 1 GiB in bfloat16, and XLA's scores more
+STEPS_AT_ONCE = 6  # models that share the device's memory
 SAMPLES, LEAST = 5, 0.02  # of each program; seconds of a sample
 PEAKS = {  # TFLOP/s of bfloat16 products, dense, by data sheets; the first name that is part
     **{"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200": 989, "GH200": 989},
@@ -52,6 +62,7 @@ class Scale:
     Attributes:
       sizes: of attention.
       lengths: tokens.
+      rows: tokens of all rows together, for lengths up to it.
       schemes: names of `workloads.SCHEMES`, by what should be known first.
       others: engines beside ours, where they have a form for a scheme.
       model: of the training step.
@@ -61,6 +72,7 @@ class Scale:
 
     sizes: Sizes
     lengths: tuple[int, ...]
+    rows: int
     schemes: tuple[str, ...]
     others: tuple[str, ...]
     model: ModelConfig
@@ -69,8 +81,9 @@ class Scale:
 
 
 LARGE = Scale(
-    Sizes(1, 8, 64, "bfloat16", True),
-    (4096, 1024, 16384, 65536),
+    Sizes(1, 32, 64, "bfloat16", True),
+    (4096, 16384, 1024, 65536),
+    16384,  # as FlashAttention's papers have it, with heads of 2,048 channels together
     (*FIRST, *(name for name in SCHEMES if name not in FIRST)),
     (CUDNN, FUSED, NAIVE, NAIVE_CUDNN, FLEX),
     ModelConfig(vocab=257, width=512, layers=8, heads=8, dtype="bfloat16"),  # 25M
@@ -80,6 +93,7 @@ LARGE = Scale(
 TINY = Scale(  # of a rehearsal
     Sizes(1, 2, 8, "float32", True),
     (32,),
+    64,
     ("nope", "t5"),
     (CUDNN, FUSED, NAIVE, NAIVE_CUDNN),
     ModelConfig(vocab=257, width=16, layers=1, heads=2),
@@ -143,7 +157,7 @@ def runs(name: str, sizes: Sizes, length: int) -> str:
 
 def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
     """Length, mode and programs, group by group, the most wanted first."""
-    sizes, limits = scale.sizes, {NAIVE: NAIVE_LIMIT}
+    limits = {NAIVE: NAIVE_LIMIT}
     modes = [title for mode in ("forward", "backward") for title in workloads.MODES[mode]]
     first = [name for name in scale.schemes if name in FIRST]
     more = [name for name in scale.schemes if name not in FIRST]
@@ -161,60 +175,71 @@ def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
         if engine not in (OURS, *scale.others):
             continue
         for length, mode in itertools.product(asked, modes):
-            planned = workloads.plan(sizes, length, mode, schemes, (engine,), limits)
+            planned = workloads.plan(_rows(scale, length), length, mode, schemes, (engine,), limits)
             yield length, mode, [x for x in planned if x.scheme != "matmuls"]
 
 
-def benchmark(results: Results, clock: Clock, threads: int, scale: Scale) -> None:
+def benchmark(results: Results, clock: Clock, processes: int, scale: Scale) -> None:
     """Times attention, group by group, until time is up: compiled side by side, timed alone."""
-    best, sizes = peak(jax.devices()[0].device_kind), scale.sizes
-    for length, mode, planned in plan(scale):
+    task = functools.partial(_benchmark, scale, processes, clock, results.keys)
+    for row in in_processes(task, processes, clock):
+        results.add(row)
+
+
+def _benchmark(
+    scale: Scale, processes: int, clock: Clock, done: set, number: int, shared: Shared
+) -> None:
+    """What one of the processes times: some of the schemes, each by all engines."""
+    best = peak(jax.devices()[0].device_kind)
+    own = [name for n, name in enumerate(scale.schemes) if n % processes == number]
+    for length, mode, planned in plan(dataclasses.replace(scale, schemes=tuple(own))):
+        sizes, jobs = _rows(scale, length), []
         backward = mode not in workloads.MODES["forward"]
-        jobs, flex = [], False
         for item in planned:
             row = {"stage": ATTENTION, "scheme": item.scheme, "dtype": sizes.dtype}
             row |= {"length": length, "mode": mode, "engine": item.engine}
-            if not results.has(row):
+            if key(row) not in done:
                 jobs.append((row, item.compile))
-                flex = flex or item.engine == FLEX  # torch compiles in processes of its own
 
-        def figures(row, taken, length=length, backward=backward) -> Row:
+        def figures(row, taken, sizes=sizes, length=length, backward=backward) -> Row:
             tflops = operations(sizes, length, backward) / taken / 1e12
             found = {"tflops": tflops, "of_peak": tflops / best if best else None}
             if row["engine"] == OURS:
                 found["runs"] = runs(row["scheme"], sizes, length)
             return found
 
-        _time(results, jobs, 1 if flex else threads, clock, figures)
-        if not clock.left:
-            return
+        _time(shared, jobs, clock, figures)
 
 
-def _time(results: Results, jobs: list, threads: int, clock: Clock, figures: Callable) -> None:
-    """Times what compiles, one after the other; of the rest the reason is a result.
+def _rows(scale: Scale, length: int) -> Sizes:
+    """The sizes, with as many rows as make the tokens."""
+    return dataclasses.replace(scale.sizes, batch=max(1, scale.rows // length))
 
-    `figures(row, seconds)` are more to note.
+
+def _time(shared: Shared, jobs: list, clock: Clock, figures: Callable) -> None:
+    """Compiles a group's programs, waits for all processes, and times them one after the other.
+
+    `figures(row, seconds)` are more to note. Why something did not run is a result.
     """
-    for row, program in _built(results, jobs, threads, clock):
+    built: list[tuple[Row, Program]] = []
+    for row, build in jobs if clock.left else ():
         try:
-            taken = seconds(program.run, clock)
+            built.append((row, build()))
+        except Exception as error:  # a compiler's, say
+            shared.found.put(row | {"note": reason(error)})
+    shared.wait(clock)
+    for row, program in built if clock.left else ():
+        try:
+            with shared.lock:
+                taken = seconds(program.run, clock)
             temp = program.temp_bytes and program.temp_bytes / 2**20
             found: Row = {"ms": 1e3 * taken, "compile_s": program.compile_seconds, "temp_mib": temp}
             found |= figures(row, taken) | ({"note": program.note} if program.note else {})
         except Exception as error:  # no memory for it beside the others, say
             found = {"note": reason(error)}
-        results.add(row | found)
-
-
-def _built(results: Results, jobs: list, threads: int, clock: Clock) -> list[tuple[Row, Program]]:
-    """What compiles; of the rest the reason is a result."""
-    built = []
-    for row, found in in_parallel(jobs, threads, clock):
-        if isinstance(found, Exception):
-            results.add(row | {"note": reason(found)})
-        else:
-            built.append((row, found))
-    return built
+        shared.found.put(row | found)
+    built.clear()
+    shared.wait(clock)
 
 
 # Training steps.
@@ -240,18 +265,28 @@ def _step(scale: Scale, name: str, length: int) -> Program:
     return Program(running.step, running.temp_bytes, time.perf_counter() - begin)
 
 
-def steps(results: Results, clock: Clock, threads: int, scale: Scale) -> None:
+def steps(results: Results, clock: Clock, processes: int, scale: Scale) -> None:
     """Times training steps, a few schemes at a time, until time is up."""
+    processes = min(processes, STEPS_AT_ONCE)
+    task = functools.partial(_steps, scale, processes, clock, results.keys)
+    for row in in_processes(task, processes, clock):
+        results.add(row)
+
+
+def _steps(
+    scale: Scale, processes: int, clock: Clock, done: set, number: int, shared: Shared
+) -> None:
+    """What one of the processes times."""
     jobs = []
     for part in (FIRST, tuple(name for name in scale.schemes if name not in FIRST)):
         wanted = [name for name in part if name in scale.schemes and name != PLAIN]
         for length, name in itertools.product(scale.step_lengths, wanted):
             row = {"stage": STEP, "scheme": name, "dtype": scale.model.dtype, "length": length}
-            if not results.has(row):
+            if key(row) not in done:
                 jobs.append((row, functools.partial(_step, scale, name, length)))
 
     def figures(row, taken) -> Row:
         return {"tokens_per_s": max(scale.tokens, row["length"]) / taken}
 
-    for first in range(0, len(jobs), threads):
-        _time(results, jobs[first : first + threads], threads, clock, figures)
+    for first in range(0, len(jobs), processes):
+        _time(shared, jobs[first : first + processes][number : number + 1], clock, figures)

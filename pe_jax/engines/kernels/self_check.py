@@ -20,13 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings.terms import Side
-from pe_jax.engines import reference
+from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.engines.kernels import small_case
 
 # Of the largest number of each array. Kernels add in another order, approximate exp2, and round
 # weights and gradients of scores to the dtype of q: the least bound is for float32.
 LEAST_BOUND, BOUND_IN_EPS = 1e-3, 4
+OF_TILES = 2  # times the error of tiles in half precision, as FlashAttention's tests allow
 ROUNDING = 1e-3  # a gradient of a term that is smaller, beside its others, is taken for rounding
 TERM = re.compile(r"the gradient of terms\.\d+")
 _verdicts: dict[Any, str | None] = {}  # by kernels, device and case, while the process lives
@@ -82,16 +83,38 @@ def _check(kernels: Any, device: Any, call: Call) -> str | None:
 def _compare(kernels: Any, case: Call) -> str | None:
     """What is wrong with the kernels in a case."""
     begin = time.monotonic()
-    errors, most = differences(kernels.attend, small_case.draw(case)), bound(case.q.x.dtype)
-    if wrong := {name: x for name, x in errors.items() if not x <= most}:
-        name, worst = max(wrong.items(), key=lambda item: np.nan_to_num(item[1], nan=np.inf))
-        return (
-            f"it differs from the dense engine: {name} by {worst:.2g} of its largest number, of"
-            f" which {most:.2g} may be rounding"
+    drawn, dtype = small_case.draw(case), case.q.x.dtype
+    errors = differences(kernels.attend, drawn)
+    of_tiles = functools.partial(differences, tiled.attend, drawn)
+    if wrong := beyond_rounding(errors, dtype, of_tiles):
+        return "it differs from the dense engine: {} by {:.2g} of its largest number".format(
+            *worst(wrong)
         )
     text = "kernels agree with the dense engine within %.1g of the largest number (%.1f s)"
     logging.getLogger("pe_jax").info(text, max(errors.values()), time.monotonic() - begin)
     return None
+
+
+def beyond_rounding(
+    errors: dict[str, float], dtype: Any, of_tiles: Callable[[], dict[str, float]]
+) -> dict[str, float]:
+    """Those errors that rounding does not explain.
+
+    What may be off is a few units of the dtype, and in half precision twice as much as tiles of XLA
+    are in their worst array, which `of_tiles` computes where it is needed: engines that keep no
+    scores have the sums of rows, in the backward pass, from the rounded output, and little may be
+    right of a gradient that is a sum of numbers that cancel.
+    """
+    wrong = {name: x for name, x in errors.items() if not x <= bound(dtype)}
+    if not wrong or jnp.finfo(dtype).bits > 16:
+        return wrong
+    most = OF_TILES * max(of_tiles().values())
+    return {name: x for name, x in wrong.items() if not x <= most}
+
+
+def worst(errors: dict[str, float]) -> tuple[str, float]:
+    """The largest error and what it is of; NaN is larger than any."""
+    return max(errors.items(), key=lambda item: np.nan_to_num(item[1], nan=np.inf))
 
 
 def bound(dtype: Any) -> float:
