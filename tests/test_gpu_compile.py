@@ -90,6 +90,9 @@ def test_a_spill_or_a_refusal_is_reported():
     assert compile_gpu.wrong([row | {"spills": 8}], 8) == []
     (line,) = compile_gpu.wrong([row | {"spills": 8}], 0)
     assert line == "shaw, sm_90, width 64, keys: 8 bytes of spills"
+    measured = compile_gpu.MEASURED[90, "keys", "vectors", 64]._asdict()
+    assert compile_gpu.wrong([row | measured | {"spills": 8}], 0) == []
+    assert compile_gpu.wrong([row | measured | {"stages": 4, "spills": 8}], 0)
     (line,) = compile_gpu.wrong([row | {"status": "no", "spills": 0}], 0)
     assert line.endswith("keys: no")
 
@@ -143,6 +146,11 @@ def test_blocks_are_no_longer_than_the_row():
     chosen = launches.alike(Launch(64, 32, 8, 3))
     assert chosen == Launches(*[Launch(64, 32, 8, 3)] * 3, Launch(32, 32, 8, 3))
     assert chosen.longest == 64 and chosen.at_most(16).forward == Launch(16, 16, 8, 3)
+
+
+def test_what_was_measured_is_launched():
+    for (arch, kernel, reads, width), launch in compile_gpu.MEASURED.items():
+        assert getattr(launches.choose(arch, reads, "bfloat16", width), kernel) == launch
 
 
 def test_a_choice_is_kept_in_the_table(tmp_path):

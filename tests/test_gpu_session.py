@@ -1,6 +1,5 @@
 """The session on a GPU, rehearsed without one; what it needs is on a machine with little on it."""
 
-import functools
 import json
 import os
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 
 from pe_jax.engines.kernels.gpu import engine
 from tools.gpu_stages import agreement, results, summary
-from tools.gpu_stages.results import Clock, Refused, Results, in_parallel
+from tools.gpu_stages.results import Clock, Refused, Results, Shared, in_processes
 
 ROOT = Path(__file__).parents[1]
 ABSENT = (  # from a machine with JAX for CUDA, Flax, Optax, Orbax, PyTorch and Triton
@@ -116,19 +115,50 @@ def test_a_result_is_on_disk_at_once_and_a_cut_line_is_made_again(tmp_path):
     assert len(Results(file).rows) == 2
 
 
-def test_jobs_run_side_by_side_until_time_is_up():
-    def job(n):
-        if n == 1:
-            raise ValueError("no")
-        time.sleep(0.01 if n < 4 else 9)
-        return {"n": n}
+def share_out(number, shared):
+    """What each of some processes does: jobs that it is the first to ask for, then all wait."""
+    for job in shared.taken(range(5)):
+        shared.found.put({"scheme": job, "by": number})
+    shared.wait(Clock(30))
+    with shared.lock:
+        shared.found.put({"scheme": "end", "by": number})
 
-    jobs = (({"scheme": n}, functools.partial(job, n)) for n in range(9))
-    begin = time.monotonic()
-    found = {row["scheme"]: answer for row, answer in in_parallel(jobs, 2, Clock(0.5))}
-    assert time.monotonic() - begin < 5 and sorted(found) == [0, 1, 2, 3]
-    assert isinstance(found[1], ValueError) and found[2] == {"n": 2}
-    assert results.reason(found[1]) == "ValueError: no" and results.reason(Refused("so")) == "so"
+
+def hang(number, shared):
+    """One adds a result and hangs, the other dies."""
+    if number:
+        os._exit(3)
+    shared.found.put({"scheme": "first"})
+    time.sleep(99)
+
+
+def test_processes_share_jobs_and_wait_for_each_other():
+    rows = list(in_processes(share_out, 2, Clock(60)))
+    assert sorted(row["scheme"] for row in rows[:5]) == [0, 1, 2, 3, 4]
+    assert sorted((row["scheme"], row["by"]) for row in rows[5:]) == [("end", 0), ("end", 1)]
+    assert (
+        results.reason(ValueError("no")) == "ValueError: no"
+        and results.reason(Refused("so")) == "so"
+    )
+
+
+def test_what_hangs_ends_with_the_time_and_what_has_come_is_kept():
+    clock = Clock(90)
+    rows = in_processes(hang, 2, clock)
+    assert next(rows) == {"scheme": "first"}
+    clock.end = begin = time.monotonic()
+    assert list(rows) == [] and time.monotonic() - begin < 30
+
+
+def test_a_process_that_dies_is_an_error():
+    with pytest.raises(RuntimeError, match="process 1 of 2 ended with 3"):
+        list(in_processes(die, 2, Clock(60)))
+
+
+def die(number, shared):
+    """The second dies."""
+    if number:
+        os._exit(3)
 
 
 def test_a_clock_is_shared():
@@ -145,8 +175,9 @@ def test_a_kernel_that_is_wrong_is_reported(tmp_path, monkeypatch):
 
     monkeypatch.setattr(engine, "attend", wrong)
     monkeypatch.setattr(agreement, "cases", lambda shape: {"one": (shape, {})})
-    found = Results(tmp_path / "results.jsonl")
-    agreement.run(found, Clock(60), 1, ["nope"], ["float32"], rehearse=True)
+    shared, found = Shared.of(1), Results(tmp_path / "results.jsonl")
+    agreement.work(["nope"], ["float32"], True, set(), 0, shared)
+    found.add(shared.found.get(timeout=30))
     (line,) = agreement.failures(found)
     assert line.startswith("nope, float32, one: ") and "is off by 0.1" in line
     assert "1 of which disagree" in summary.text(found)

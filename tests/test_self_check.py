@@ -128,6 +128,23 @@ def test_a_kernel_that_does_not_agree_is_one_warning_and_tiles(kernels, caplog, 
         ask(implementation="fused")
 
 
+def test_half_precision_may_be_off_by_twice_what_tiles_are():
+    """Of their worst array; in float32 nothing but the bound counts, and tiles are not run."""
+    errors = {"output": 0.01, "table": 0.2, "bias": float("nan")}
+    asked = []
+
+    def of_tiles():
+        asked.append(1)
+        return {"output": 0.001, "table": 0.05, "bias": 0.11}
+
+    beyond = functools.partial(self_check.beyond_rounding, of_tiles=of_tiles)
+    assert sorted(beyond(errors, "float32")) == ["bias", "output", "table"] and not asked
+    assert not beyond({"output": 0.01}, "bfloat16") and not asked
+    assert [*beyond(errors, "bfloat16")] == ["bias"] and asked
+    assert [*beyond({"table": 0.23}, "bfloat16")] == ["table"]
+    assert self_check.worst(errors)[0] == "bias"
+
+
 @pytest.mark.parametrize("field", ["q", "k", "v", "coefficients"])
 def test_one_gradient_that_is_wrong_is_found(kernels, caplog, monkeypatch, field):
     """Of coefficients that are learned: nothing reads that of ALiBi's slopes."""

@@ -32,8 +32,8 @@ LENGTH = 90
 IDS = np.repeat(np.asarray([[0, 1, -1, 2], [3, 3, 3, -2]], np.int32), [30, 25, 5, 30], axis=1)
 
 
-def operands(width=16, values=None, dtype="float32", heads=(H, K)):
-    shapes = [(B, LENGTH, heads[0], width), *[(B, LENGTH, heads[1], n) for n in (width, values)]]
+def operands(width=16, values=None, dtype="float32", heads=(H, K), length=LENGTH):
+    shapes = [(B, length, heads[0], width), *[(B, length, heads[1], n) for n in (width, values)]]
     shapes[2] = (*shapes[2][:3], values or width)
     return tuple(jnp.asarray(noise(*shape, seed=n), dtype) for n, shape in enumerate(shapes))
 
@@ -165,7 +165,8 @@ def reasons(kernels, spec="nope", **options):
         found.append(kernels.refusal(*call))
         return pe_jax.reference.attend(*call)
 
-    kinds = {name: options.pop(name) for name in ("width", "values", "dtype") if name in options}
+    own = "width", "values", "dtype", "length"
+    kinds = {name: options.pop(name) for name in own if name in options}
     attend(spec, operands(**kinds), implementation=ask, **options)
     return found[0]
 
@@ -189,6 +190,8 @@ def test_what_they_cannot_run_has_a_reason(monkeypatch):
     assert reasons(splash, dtype="float16") == "operands in float16"
     assert reasons(cudnn, "alibi", dtype="float16") == "biases of keys in float16"
     assert reasons(cudnn, dtype="float16") is None
+    assert reasons(cudnn, length=LENGTH + 1, **half) == "an odd number of tokens"
+    assert reasons(splash, length=LENGTH + 1) is None and cudnn.SAMPLE % 2 == 0
     assert reasons(cudnn, logit_cap=2.0, **half) == "it has no logit_cap"
     assert reasons(splash, logit_cap=2.0) is None
     assert reasons(cudnn, window=5, causal=False, **half) == "a window both ways"

@@ -1,8 +1,8 @@
 """A kernel runs only after it has agreed with the dense engine on the device at hand.
 
 Before kernels first run a kind of call on a kind of device, they compute a small case like it
-(`small_case`), forward and every gradient, and so does the dense engine in float32: a second or
-two. `disagreement` says what is wrong, and `dispatch` picks another engine. Every process checks by
+(`small_case`), forward and every gradient, and so does the dense engine in float32: some seconds.
+`disagreement` says what is wrong, and `dispatch` picks another engine. Every process checks by
 itself, each case once.
 """
 
