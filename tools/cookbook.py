@@ -160,8 +160,9 @@ def section() -> str:
     lines = ["## Where transformers reads otherwise", ""]
     lines += ["A config is believed where transformers leaves unread what it says:", ""]
     lines += [f"- {text}" for text in DIFFERENCES.values()]
-    lines += ["", "## Every model type", ""]
-    lines += ['Of another one, `encodings(config, like="llama")` reads the keys as Llama\'s.', ""]
+    unknown = "A type that is not in this table is an error that says so. `encodings(config, "
+    unknown += 'like="llama")` reads its keys as Llama\'s.'
+    lines += ["", "## Every model type", "", unknown, ""]
     lines += ["| read as | model types |", "| --- | --- |"]
     lines += [
         f"| {doc} | {', '.join(f'`{k}`' for k in kinds)} |" for doc, kinds in groups().items()
