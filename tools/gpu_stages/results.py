@@ -148,23 +148,20 @@ def in_processes(work: Callable[[int, Shared], None], count: int, clock: Clock) 
         process.start()
     try:
         while clock.left and any(process.is_alive() for process in running):
-            yield from _arrived(shared.found, min(0.5, clock.left))
+            with contextlib.suppress(queue.Empty):
+                yield shared.found.get(timeout=min(0.5, clock.left))
             if any(process.exitcode for process in running):
                 shared.barrier.abort()
-        yield from _arrived(shared.found, 0.1)
+        codes = [process.exitcode for process in running]  # None: it still ran when time was up
     finally:
         for process in running:
             process.kill()
-    for number, process in enumerate(running):
-        if process.exitcode and clock.left:
-            raise RuntimeError(f"process {number} of {count} ended with {process.exitcode}")
-
-
-def _arrived(found: Any, seconds: float) -> Iterator[Row]:
-    """The results that are there, or come before nothing has for some seconds."""
     with contextlib.suppress(queue.Empty):
         while True:
-            yield found.get(timeout=seconds)
+            yield shared.found.get(timeout=0.1)
+    for number, code in enumerate(codes):
+        if code:
+            raise RuntimeError(f"process {number} of {count} ended with {code}")
 
 
 def _work(work: Callable[[int, Shared], None], number: int, shared: Shared) -> None:
