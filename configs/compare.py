@@ -11,7 +11,7 @@ training length, NoPE and positions added to the input behind; beyond it RoPE fa
 table is not defined.
 """
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 
 

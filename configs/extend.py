@@ -29,7 +29,7 @@ Natural text, and 16 times the trained length:
     python -m experiments.extend --config=configs/extend.py:4k
 """
 
-from experiments.running.sweep_configs import ExtendConfig
+from experiments.running.configs.extend import ExtendConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 

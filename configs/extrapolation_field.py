@@ -40,7 +40,7 @@ them; LongRoPE, whose factors are searched on a trained model, is only there. Ge
 is 3:1 here, which divides the layers.
 """
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, MeshConfig, OptimizerConfig
 

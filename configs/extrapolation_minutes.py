@@ -8,7 +8,7 @@ for these. 94 runs, half an hour on two CPU cores that also ran tests. docs/resu
 has the results: T5 leads at 64; RoPE falls behind T5, ALiBi and KERPLE from 256 on.
 """
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.training.config import EvalConfig
 
 

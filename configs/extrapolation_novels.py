@@ -9,7 +9,7 @@ an hour on two idle CPU cores, in 2 GB. Expect T5 to be best, RoPE to lead ALiBi
 behind it by 512, and ALiBi's gain beyond 128 to vanish under the sliding window.
 """
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 

@@ -27,7 +27,7 @@ flat. `bases`: RoPE fails less with base 100, PoPE no less. `qk_norm`: all losse
 differences at 64 stay.
 """
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig
 

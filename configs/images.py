@@ -12,7 +12,7 @@ An hour on 2 cores with AVX-512. Expect all but NoPE and ALiBi in two axes above
 on finer views RoPE of normalized positions keeps that, and RoPE by index falls below one half.
 """
 
-from experiments.running.sweep_configs import ImagesConfig
+from experiments.running.configs.images import ImagesConfig
 
 
 def get_config() -> ImagesConfig:

@@ -14,7 +14,7 @@ ones augmented positions and `cpb` lose the least (docs/results/digits.md).
 import dataclasses
 
 from configs import images
-from experiments.running.sweep_configs import ImagesConfig
+from experiments.running.configs.images import ImagesConfig
 
 LEFT_OUT = "swin"
 

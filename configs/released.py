@@ -27,7 +27,7 @@ do what a decaying bias does: is any of the four with windows or layers without 
 0.01 nats of ALiBi there, or ahead of it?
 """
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 

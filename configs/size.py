@@ -15,7 +15,7 @@ Expect T5, RoPE, ALiBi and NoPE in this order at 128, and at 1,024 RoPE behind A
 two smaller models behind NoPE (docs/results/size.md).
 """
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 

@@ -1,6 +1,6 @@
 """The whole comparison on tiny sizes, to see that everything works: `make smoke`."""
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 

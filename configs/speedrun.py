@@ -11,7 +11,7 @@ each encoding's learning rate is the best of three on validation text, with two 
 for the parameters of encodings. The twelve took 50 minutes on two cores that were busy.
 """
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.training.config import EvalConfig
 
 

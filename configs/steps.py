@@ -10,7 +10,7 @@ tokens (18 or 72 per parameter). For each scheme and number of steps two learnin
 with parameters each with two multiples for these, in runs of full length; three seeds.
 """
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 

@@ -10,7 +10,7 @@ multiples for its table. 372 runs of 15 to 40 ms per step: more than an hour on 
 do nothing else. There are 38 tasks (pe_jax/training/tasks).
 """
 
-from experiments.running.sweep_configs import TasksConfig
+from experiments.running.configs.tasks import TasksConfig
 
 
 def get_config() -> TasksConfig:

@@ -9,7 +9,7 @@ configs/tasks.py, each learning rate is tried with the first seed, and for encod
 each with multiples. 240 runs: an hour and a quarter on two CPU cores.
 """
 
-from experiments.running.sweep_configs import TasksConfig
+from experiments.running.configs.tasks import TasksConfig
 from pe_jax.models.config import ModelConfig
 
 

@@ -7,7 +7,7 @@ randomized positions up to 2,048, the best of three learning rates. Blocks are t
 (pre-norm), not theirs, and a run is not saved before its end: hours of an accelerator for each.
 """
 
-from experiments.running.sweep_configs import TasksConfig
+from experiments.running.configs.tasks import TasksConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import OptimizerConfig
 from pe_jax.training.tasks import TASKS

@@ -11,7 +11,7 @@ Expect (docs/results/what_where.md) `index_content` to be solved by all, NoPE in
 by none: it takes more steps than these.
 """
 
-from experiments.running.sweep_configs import TasksConfig
+from experiments.running.configs.tasks import TasksConfig
 from pe_jax.models.config import ModelConfig
 
 

@@ -12,7 +12,7 @@ import pe_jax
 from examples.own_encoding import LogBias
 from experiments import compare
 from experiments.running import launch
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 
 pe_jax.ENCODINGS["log_bias"] = LogBias
 

@@ -18,7 +18,7 @@ After an interruption the same command continues; finished runs are not repeated
 from absl import flags
 
 from experiments.running import launch
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 
 JOIN = flags.DEFINE_list("join", [], "workdirs of comparisons to report as one; nothing is run")
 

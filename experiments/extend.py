@@ -10,7 +10,7 @@ interruption the same command continues; finished methods are not repeated.
 """
 
 from experiments.running import launch
-from experiments.running.sweep_configs import ExtendConfig
+from experiments.running.configs.extend import ExtendConfig
 
 
 def main(config: ExtendConfig) -> None:

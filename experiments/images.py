@@ -9,7 +9,7 @@ workdir. After an interruption the same command continues; finished runs are not
 """
 
 from experiments.running import launch
-from experiments.running.sweep_configs import ImagesConfig
+from experiments.running.configs.images import ImagesConfig
 
 
 def main(config: ImagesConfig) -> None:

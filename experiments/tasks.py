@@ -13,7 +13,7 @@ interruption the same command continues; finished runs are not repeated.
 """
 
 from experiments.running import launch
-from experiments.running.sweep_configs import TasksConfig
+from experiments.running.configs.tasks import TasksConfig
 
 
 def main(config: TasksConfig) -> None:

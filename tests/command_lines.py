@@ -10,7 +10,10 @@ from absl import app, flags
 
 from experiments.measuring import benchmark_settings
 from experiments.running import distributed, launch
-from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
+from experiments.running.configs.compare import CompareConfig
+from experiments.running.configs.extend import ExtendConfig
+from experiments.running.configs.images import ImagesConfig
+from experiments.running.configs.tasks import TasksConfig
 from pe_jax.training.config import Config
 from tools import compile_tpu
 

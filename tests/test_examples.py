@@ -15,7 +15,7 @@ import pe_jax
 from examples import own_checkpoint, own_encoding, own_kind, repeat
 from experiments.programs import compare
 from experiments.running import launch
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from tests import command_lines
 
 FOLDER = pathlib.Path(__file__).parents[1] / "examples"

@@ -12,7 +12,7 @@ import pytest
 
 import pe_jax
 from experiments.programs import compare
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import DistanceBias, PairBias
 from pe_jax.engines.tiled import Tiled, TileSizes

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax import position_schemes
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.generate import generate

@@ -33,12 +33,10 @@ from experiments.reporting.results import (
     of_table,
 )
 from experiments.running import config_files
-from experiments.running.sweep_configs import (
-    CompareConfig,
-    ExtendConfig,
-    ImagesConfig,
-    TasksConfig,
-)
+from experiments.running.configs.compare import CompareConfig
+from experiments.running.configs.extend import ExtendConfig
+from experiments.running.configs.images import ImagesConfig
+from experiments.running.configs.tasks import TasksConfig
 from pe_jax.training.config import PROTOCOLS
 from pe_jax.training.optimizer import schedule
 from pe_jax.training.paths import local

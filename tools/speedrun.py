@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.running import config_files
+from experiments.running.configs.compare import CompareConfig
 from experiments.running.provenance import ROOT, processor, save_json
 from experiments.running.run_names import folder
-from experiments.running.sweep_configs import CompareConfig
 
 ENTRIES, PAGE = ROOT / "docs" / "speedrun", ROOT / "docs" / "speedrun.md"
 BEGIN, END = "<!-- entries: begin -->\n", "<!-- entries: end -->"

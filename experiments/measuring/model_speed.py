@@ -14,7 +14,7 @@ import numpy as np
 from absl import logging
 
 from experiments.measuring import timing
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.models import generate
 from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.step import Trainer

@@ -19,12 +19,12 @@ from experiments.measuring import flops, model_speed
 from experiments.measuring.hlo_trip_counts import tiles
 from experiments.reporting import comparison_report, join_comparisons, results
 from experiments.running import launch, rate_search, signals
+from experiments.running.configs.compare import CompareConfig
 from experiments.running.errors import one_line_errors
 from experiments.running.parallel_runs import run_meshes
 from experiments.running.provenance import command, environment, save_json
 from experiments.running.references import with_references
 from experiments.running.run_names import folder, short_names
-from experiments.running.sweep_configs import CompareConfig
 from experiments.running.sweep_runs import Job, locked, run_jobs
 from experiments.running.training_loop import (
     Diverged,

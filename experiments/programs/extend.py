@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from experiments.reporting import extension_report, plotting
 from experiments.running import launch
+from experiments.running.configs.extend import ExtendConfig
 from experiments.running.errors import one_line_errors
 from experiments.running.extension.bases import SHARED, Base, check_comparable, read_base
 from experiments.running.extension.methods import extended, names
@@ -16,7 +17,6 @@ from experiments.running.extension.runs import Methods, longer, target
 from experiments.running.parallel_runs import run_meshes
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.references import with_references
-from experiments.running.sweep_configs import ExtendConfig
 from experiments.running.sweep_runs import locked, run_jobs
 from experiments.running.training_loop import Source, batches, open_source
 from pe_jax.encodings.rope import RoPE

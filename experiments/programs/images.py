@@ -13,12 +13,12 @@ import optax
 from experiments.reporting import plotting
 from experiments.reporting.images_report import View, differences, figure, lines, table, views
 from experiments.running import launch, signals, sweep_runs
+from experiments.running.configs.images import IMAGES, ImagesConfig
 from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.rate_search import Pair
 from experiments.running.run_names import title
 from experiments.running.run_table import Reporter
-from experiments.running.sweep_configs import IMAGES, ImagesConfig
 from experiments.running.sweep_runs import RATES, Trials, completed
 from pe_jax import position_schemes
 from pe_jax import positions as pos

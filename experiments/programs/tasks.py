@@ -14,12 +14,12 @@ from jax.sharding import Mesh
 
 from experiments.reporting import plotting, tasks_report
 from experiments.running import launch, signals, sweep_runs
+from experiments.running.configs.tasks import TasksConfig
 from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.rate_search import Pair
 from experiments.running.references import with_references
 from experiments.running.run_table import Reporter
-from experiments.running.sweep_configs import TasksConfig
 from experiments.running.sweep_runs import RATES, Trials, completed
 from pe_jax import position_schemes
 from pe_jax.training import tasks

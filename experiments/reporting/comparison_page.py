@@ -27,7 +27,7 @@ from experiments.reporting.learning_rates import Rates
 from experiments.reporting.results import Question, Results, Scheme, flat
 from experiments.reporting.statistics import number
 from experiments.reporting.verdicts import Verdict
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.training.config import PROTOCOLS
 
 REPORT = "python -m experiments.report"

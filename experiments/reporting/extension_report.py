@@ -10,8 +10,8 @@ from experiments.reporting import plotting, statistics
 from experiments.reporting.results import Run, Scheme
 from experiments.reporting.sentences import capital
 from experiments.reporting.verdicts import Verdict, decide
+from experiments.running.configs.extend import ExtendConfig
 from experiments.running.run_names import find, short_names
-from experiments.running.sweep_configs import ExtendConfig
 from pe_jax.training.config import PROTOCOLS
 
 WORDS = {"plain": "no fine-tune", "tuned": "after {} steps"}

@@ -8,8 +8,8 @@ import rich.table
 from experiments.reporting import plotting, statistics
 from experiments.reporting.accuracy_differences import difference, judged, line
 from experiments.reporting.results import Scheme
+from experiments.running.configs.images import IMAGES, ImagesConfig
 from experiments.running.run_names import find
-from experiments.running.sweep_configs import IMAGES, ImagesConfig
 
 HEADER = (
     *("encoding", "positions", "view", "side", "seed", "accuracy"),

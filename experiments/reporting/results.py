@@ -20,9 +20,9 @@ import numpy as np
 
 from experiments.reporting import statistics
 from experiments.running import rate_search
+from experiments.running.configs.compare import CompareConfig
 from experiments.running.rate_search import Pair
 from experiments.running.run_names import rates_name
-from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.checkpoint import BINDING
 from pe_jax.training.config import PROTOCOLS, from_json
 from pe_jax.validation import ConfigError

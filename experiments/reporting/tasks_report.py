@@ -10,8 +10,8 @@ import rich.table
 
 from experiments.reporting import accuracy_differences, plotting
 from experiments.reporting.accuracy_differences import Difference, judged, line
+from experiments.running.configs.tasks import TasksConfig
 from experiments.running.run_names import find, short_names, title
-from experiments.running.sweep_configs import TasksConfig
 from pe_jax import position_schemes
 
 HEADER = (

@@ -12,8 +12,8 @@ import jax
 from absl import logging
 from jax.sharding import Mesh
 
+from experiments.running.configs.sweep import Sweep
 from experiments.running.signals import Stop
-from experiments.running.sweep_configs import Sweep
 from pe_jax.training import sharding
 from pe_jax.validation import ConfigError
 

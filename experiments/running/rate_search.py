@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 
 import jax
 
-from experiments.running.sweep_configs import CompareConfig, TrialsConfig
+from experiments.running.configs.compare import CompareConfig
+from experiments.running.configs.sweep import TrialsConfig
 
 Pair = tuple[float, float]  # a learning rate, and the multiple of it for parameters of encodings
 

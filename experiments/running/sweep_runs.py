@@ -12,6 +12,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from experiments.running import rate_search, signals
+from experiments.running.configs.sweep import TrialsConfig
 from experiments.running.errors import one_line_errors
 from experiments.running.lock import Lock
 from experiments.running.parallel_runs import run_in_parallel, run_meshes
@@ -19,7 +20,6 @@ from experiments.running.provenance import environment, save_json
 from experiments.running.rate_search import Pair
 from experiments.running.run_names import folder, rates_name
 from experiments.running.run_table import Reporter, RunTable
-from experiments.running.sweep_configs import TrialsConfig
 from pe_jax.training import sharding
 from pe_jax.training.checkpoint import check_same
 

@@ -1,6 +1,6 @@
 """Settings of a tiny run and of what is extended from it."""
 
-from experiments.running.sweep_configs import ExtendConfig
+from experiments.running.configs.extend import ExtendConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 

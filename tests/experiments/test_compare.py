@@ -14,8 +14,8 @@ import pytest
 from experiments.programs import compare
 from experiments.reporting import comparison_report
 from experiments.running import training_loop as program
+from experiments.running.configs.compare import CompareConfig
 from experiments.running.run_names import folder as folder_of
-from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.config import PROTOCOLS, EvalConfig
 from tests import tiny
 from tests.experiments.tiny_comparison import NAMES, RATES, SEEDS, STEPS, settings

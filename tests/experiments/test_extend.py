@@ -17,8 +17,8 @@ from experiments.programs import extend as program
 from experiments.reporting import extension_report
 from experiments.running import run_names, trained_run
 from experiments.running import training_loop as base_program
+from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import bases, longrope_search, methods, runs
-from experiments.running.sweep_configs import ExtendConfig
 from pe_jax.encodings import make, parse
 from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.rope_scaling import Linear

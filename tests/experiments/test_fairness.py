@@ -10,7 +10,7 @@ import pytest
 from experiments.programs import compare
 from experiments.reporting import results
 from experiments.reporting.verdicts import verdicts
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax import ENCODINGS
 from pe_jax.encodings.buckets import Clipped
 from pe_jax.models.config import ModelConfig

@@ -12,7 +12,10 @@ import pytest
 
 import pe_jax
 from experiments.running import help_text, launch
-from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
+from experiments.running.configs.compare import CompareConfig
+from experiments.running.configs.extend import ExtendConfig
+from experiments.running.configs.images import ImagesConfig
+from experiments.running.configs.tasks import TasksConfig
 from pe_jax import config_fields, position_schemes
 from pe_jax.encodings.rope_scaling import SCALINGS
 from pe_jax.training import tasks

@@ -14,7 +14,7 @@ from scipy import stats
 
 from experiments.programs import images as program
 from experiments.reporting import images_report
-from experiments.running.sweep_configs import ImagesConfig
+from experiments.running.configs.images import ImagesConfig
 from pe_jax import positions as pos
 from pe_jax.models import vit
 from pe_jax.models.config import ModelConfig

@@ -9,7 +9,8 @@ import pytest
 from experiments.programs import compare, tasks
 from experiments.reporting import learning_rates, results
 from experiments.running import rate_search
-from experiments.running.sweep_configs import CompareConfig, TasksConfig
+from experiments.running.configs.compare import CompareConfig
+from experiments.running.configs.tasks import TasksConfig
 from pe_jax.training.config import EvalConfig
 from tests import tiny
 

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from configs import tasks_published
 from experiments.programs import tasks as program
 from experiments.reporting import accuracy_differences, statistics, tasks_report
-from experiments.running.sweep_configs import TasksConfig
+from experiments.running.configs.tasks import TasksConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import tasks
 from pe_jax.training.config import MeshConfig, OptimizerConfig

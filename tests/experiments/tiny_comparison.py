@@ -1,6 +1,6 @@
 """A comparison of two schemes, small enough to be run by tests."""
 
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.training.config import EvalConfig
 from tests import tiny
 from tests.trainers import OPTIMIZER

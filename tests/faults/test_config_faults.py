@@ -12,7 +12,10 @@ import pytest
 from experiments.programs import compare
 from experiments.running import launch
 from experiments.running import training_loop as program
-from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
+from experiments.running.configs.compare import CompareConfig
+from experiments.running.configs.extend import ExtendConfig
+from experiments.running.configs.images import ImagesConfig
+from experiments.running.configs.tasks import TasksConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import paths
 from pe_jax.training.config import Config, EvalConfig, MeshConfig

@@ -4,8 +4,8 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from experiments.running.configs.extend import ExtendConfig
 from experiments.running.run_names import short_names
-from experiments.running.sweep_configs import ExtendConfig
 from pe_jax.encodings import Encoding, Sum, parse
 from pe_jax.encodings.base import Dims, abstract_terms, adds_to_input
 from pe_jax.encodings.lerope import LeRoPE

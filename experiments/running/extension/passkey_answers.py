@@ -1,6 +1,6 @@
 """Passkeys at every length and depth: the questions, and how many answers are right."""
 
-from experiments.running.sweep_configs import ExtendConfig
+from experiments.running.configs.extend import ExtendConfig
 from experiments.running.training_loop import Source
 from pe_jax.training import data, passkeys
 from pe_jax.training.evaluate import Evaluator

@@ -13,13 +13,13 @@ from absl import logging
 from jax.sharding import Mesh
 
 from experiments.running import signals, trained_run
+from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import longrope_search
 from experiments.running.extension.bases import Base
 from experiments.running.extension.methods import drops_rope, names
 from experiments.running.extension.passkey_answers import answers
 from experiments.running.provenance import environment, save_json
 from experiments.running.run_names import folder
-from experiments.running.sweep_configs import ExtendConfig
 from experiments.running.sweep_runs import Job
 from experiments.running.training_loop import Diverged, Source, batches, evaluate, prepare, train
 from pe_jax.encodings.rope import RoPE

@@ -1,0 +1,1 @@
+"""The configs of programs that train many models, one file per program."""

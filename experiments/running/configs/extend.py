@@ -1,0 +1,86 @@
+"""The config of `experiments.extend`, checked before anything compiles."""
+
+import dataclasses
+
+from experiments.running.configs.sweep import Sweep
+from experiments.running.references import with_references
+from pe_jax.config_fields import check_fields, int_field, ranged, real_field
+from pe_jax.training.config import EvalConfig, OptimizerConfig
+from pe_jax.validation import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class ExtendConfig(Sweep):
+    """A trained RoPE model at longer contexts: every method, without and with a short fine-tune.
+
+    Attributes:
+      workdir: where results go; made absolute at the start.
+      runs: workdirs of `experiments.train`, which differ only in their seed.
+      encodings: what replaces the run's `rope`; a field of RoPE left at its default is the run's.
+        `{factor}` stands for the factor, `{length}` for the trained length, `{window}` for half of
+        it, `{group}` for the least group with which Self-Extend then reaches the target, `{chunk}`
+        for three quarters and `{local}` for a sixteenth of the trained length, `{ones}` for one 1.0
+        per frequency and `{searched}` for the factors of LongRoPE's search
+        (`experiments.running.extension.longrope_search`). `nope` drops RoPE (DroPE, arXiv
+        2512.12167): its fine-tune is at the trained length, with rows for as many tokens.
+      reference: the method that the others are compared with, on the loss at the target under a
+        sliding window. Its spec or its short name; empty: the first.
+      factor: the target length over the length trained on.
+      steps: of the fine-tune at the target length (`nope`: at the trained one); 0: none.
+      batch: rows per step of the fine-tune, and in the search.
+      log_every: steps between lines of metrics.
+      save_every: steps between checkpoints; 0 saves at the end and when stopped.
+      depths: of passkeys, evenly from the beginning of the text to its end.
+      trials: passkeys for each depth and length.
+      search: lists of factors that LongRoPE's search tries.
+      optimizer: of the fine-tune.
+      eval: what is evaluated; the lengths include the one trained on and the target.
+    """
+
+    workdir: str = ranged("runs/extend", "a path", bool)
+    runs: tuple[str, ...] = ranged(
+        ("runs/train",), "at least one path", lambda v: len(v) > 0 and all(v)
+    )
+    encodings: tuple[str, ...] = ranged(
+        (
+            "rope",
+            "rope(base=5e5)",
+            "rope(scaling=linear(factor={factor}))",
+            "rope(scaling=ntk(factor={factor}))",
+            "rope(scaling=dynamic_ntk(factor=1.0,original_length={length}))",
+            "rope(scaling=yarn(factor={factor},original_length={length}))",
+            "rope(scaling=llama3(factor={factor},original_length={length}))",
+            "rope(scaling=longrope(short_factor={ones},long_factor={searched},"
+            "original_length={length},factor={factor}))",
+            "rope(scaling=clipped_rope(original_length={length}))",
+            "rope+log_length",
+            "rerope(window={window})",
+            "self_extend(window={window},group={group})",
+            "dual_chunk(chunk_size={chunk},local_size={local})",
+            "nope",
+        ),
+        "at least one encoding",
+        lambda v: len(v) > 0,
+    )
+    reference: str = ""
+    factor: float = real_field(4.0, 1, 1024)
+    steps: int = int_field(100, 0)
+    batch: int = int_field(8, 1)
+    log_every: int = int_field(25, 1)
+    save_every: int = int_field(0, 0)
+    depths: int = int_field(5, 2)
+    trials: int = int_field(10, 1)
+    search: int = int_field(64, 1)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+
+    def check(self) -> None:
+        """Raises ConfigError naming the field, its value and the range it must lie in."""
+        check_fields(self, "")
+        if self.steps:
+            self.optimizer.check(self.steps)
+        self.eval.check()
+        for field in ("encodings", "runs"):
+            if len(set(getattr(self, field))) < len(getattr(self, field)):
+                raise ConfigError(f"{field}={getattr(self, field)}: name each once")
+        with_references(self, self.encodings)
