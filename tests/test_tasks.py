@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 import math
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from pe_jax.training import data, tasks
-from pe_jax.training.tasks import base
+from pe_jax.training.tasks import base, groups, lookup
 
 LETTERS = len(tasks.SPECIAL)
 COUNT = 48
@@ -119,13 +120,76 @@ def selective_copying(question):
     return [symbol for symbol in question if symbol != 10]
 
 
-def needles(question):
-    *text, asked = question
-    names = [symbol for symbol in text if symbol >= 10]
-    assert len({*names}) == len(names) == (len(question) - 1) // 4
-    place = text.index(asked)
-    assert max(text[place + 1 : place + 3]) < 10
-    return text[place + 1 : place + 3]
+def needles(question, queries=1, values=1):
+    text, asked = question[:-queries], question[-queries:]
+    names = collections.Counter(symbol for symbol in text if symbol >= 10)
+    assert {*names.values()} == {values} and len({*asked}) == queries
+    assert len(names) == len(text) // 4 // values
+    places = [place for name in asked for place, symbol in enumerate(text) if symbol == name]
+    found = [text[place + after] for place in places for after in (1, 2)]
+    assert max(found) < 10
+    return found
+
+
+def told(text):
+    """(person, place) of every fact, in order; between them there are only fillers."""
+    found, rest = [], [*text]
+    while rest:
+        if rest[0] < 14:
+            person, verb, place, *rest = rest
+            assert 0 <= person < 4 <= verb < 8 <= place < 14
+            found.append((person, place))
+        else:
+            assert rest.pop(0) < 46
+    assert 1 <= len(found) <= 10
+    return found
+
+
+def common_words(question):
+    counts = collections.Counter(question)
+    assert {*counts.values()} <= {1, 3}
+    return sorted(word for word in counts if counts[word] == 3)
+
+
+def frequent_words(question):
+    counts = collections.Counter(question).most_common()
+    assert max(question) < 20
+    assert [*sorted({count for _, count in counts[:3]}, reverse=True)] == [c for _, c in counts[:3]]
+    assert all(2 * count <= counts[2][1] for _, count in counts[3:])
+    return [word for word, _ in counts[:3]]
+
+
+def cycles(permutation):
+    """The lengths of the cycles."""
+    rest, lengths = {*permutation}, []
+    while rest:
+        start = here = min(rest)
+        before = len(rest)
+        while here in rest:
+            rest.remove(here)
+            here = permutation[here]
+        assert here == start
+        lengths.append(before - len(rest))
+    return sorted(lengths)
+
+
+def is_even(permutation):
+    return sum(length - 1 for length in cycles(permutation)) % 2 == 0
+
+
+S5 = sorted(itertools.permutations(range(5)))
+A5 = [permutation for permutation in S5 if is_even(permutation)]
+
+
+def composed(permutations, question):
+    """The products of the first one, the first two and so on; the last element acts first."""
+    found = []
+    for count in range(1, len(question) + 1):
+        image = range(5)
+        for element in reversed(question[:count]):
+            image = [permutations[element][x] for x in image]
+        found.append(permutations.index(tuple(image)))
+    return found
 
 
 def variables(question):
@@ -231,7 +295,14 @@ SOLVERS = {
     "needles": needles,
     "variables": variables,
     "selective_copying": selective_copying,
+    "needles_queries": functools.partial(needles, queries=2),
+    "needles_values": functools.partial(needles, values=2),
+    "facts": lambda q: [dict(told(q[:-1]))[q[-1]]],  # a later fact replaces an earlier one
+    "common_words": common_words,
+    "frequent_words": frequent_words,
     "permutations": permutations,
+    "a5": functools.partial(composed, A5),
+    "s5": functools.partial(composed, S5),
     "flip_flop": flip_flop,
     "index_place": index_place,
     "index_content": index_content,
@@ -246,7 +317,7 @@ SHORTER = {  # how many symbols a question may have less than was asked for
 BALANCED = (
     *("parity_check", "summation", "solve_equation", "missing_duplicate", "recall", "lego"),
     *("cycle_navigation", "even_pairs", "index_place", "index_content", "index_both"),
-    *("variables", "flip_flop"),
+    *("variables", "flip_flop", "facts", "a5", "s5"),
 )
 ALL = pytest.mark.parametrize("name", tasks.TASKS)
 
@@ -268,18 +339,20 @@ def check_encoder(name, batch):
     for tokens, targets, segments, weights in zip(
         *(batch[key].tolist() for key in ("tokens", "targets", "segments", "weights")), strict=True
     ):
-        asked = tokens.index(tasks.SEP)
+        asked = sum(segments) if task.in_place else tokens.index(tasks.SEP)
         answer = [s + LETTERS for s in SOLVERS[name]([s - LETTERS for s in tokens[:asked]])]
         answer += [tasks.EOS] * task.stops
         slots = task.slots(asked)
         rest = len(tokens) - asked - slots
-        assert len(answer) <= slots and rest >= 0
+        assert len(answer) <= (asked if task.in_place else slots) and rest >= 0
         assert tokens[asked:] == [tasks.SEP] * slots + [tasks.PAD] * rest
         assert segments == [1] * (asked + slots) + [0] * rest
-        scored = slice(asked, asked + len(answer))
+        first = 0 if task.in_place else asked
+        scored = slice(first, first + len(answer))
         assert targets[scored] == answer and weights[scored] == [1.0] * len(answer)
         assert sum(weights) == len(answer)
-        assert LETTERS <= min(tokens[:asked]) and max(tokens + answer) < task.vocab <= tasks.VOCAB
+        assert LETTERS <= min(tokens[:asked]) and max(tokens + answer) < task.vocab
+        assert task.vocab <= tasks.VOCAB or task.in_place
         lengths.append(asked)
     return lengths
 
@@ -331,6 +404,12 @@ def test_a_batch_is_the_same_for_the_same_key_alone():
         ("solve_equation", 2, 9, "lengths of solve_equation go from 3 to any"),
         ("lego", 4, 80, "lengths of lego go from 4 to 79"),
         ("copy", 5, 4, "low=5, high=4"),
+        ("needles_queries", 9, 20, "lengths of needles_queries go from 10 to 53"),
+        ("needles_values", 9, 57, "lengths of needles_values go from 9 to 56"),
+        ("common_words", 8, 57, "lengths of common_words go from 9 to 56"),
+        ("frequent_words", 8, 9, "lengths of frequent_words go from 9 to any"),
+        ("facts", 3, 9, "lengths of facts go from 4 to any"),
+        ("s5", 0, 9, "lengths of s5 go from 1 to any"),
     ],
 )
 def test_lengths_that_a_task_does_not_have_are_refused(name, low, high, words):
@@ -434,3 +513,93 @@ def test_a_digest_changes_with_either_layout(monkeypatch, layout):
     assert task.digest == before
     monkeypatch.setattr(base, layout, lambda *given: (row(*given)[0] + 1, *row(*given)[1:]))
     assert task.digest != before
+
+
+@pytest.mark.parametrize("name", ["facts", "frequent_words"])
+def test_a_task_without_a_longest_question_is_solved_at_any_length(name):
+    assert {*check_encoder(name, rows(name, 400, 400))} == {400}
+
+
+@pytest.mark.parametrize(
+    "name", ["needles_queries", "needles_values", "common_words", "frequent_words", "facts"]
+)
+def test_a_decoder_is_scored_on_what_was_asked_for_in_the_longest_questions(name):
+    length = tasks.TASKS[name].longest or 60
+    for row in tasks.examples(name, count=COUNT, length=length, seed=1)["tokens"]:
+        answer, asked = solve(name, row)
+        assert asked == length and row[length + 2 :].tolist() == answer
+
+
+def test_two_needles_or_names_may_be_in_any_order_and_share_a_question_with_others():
+    task = lookup.needles
+    draw = jax.vmap(lambda key: task(key, 40, 40, queries=2, values=3))
+    for row, answer in zip(*draw(jax.random.split(jax.random.key(0), COUNT))[::2], strict=True):
+        assert needles(row.tolist(), queries=2, values=3) == answer.tolist()
+    asked = rows("needles_queries", 30, 30)["tokens"][:, 28:30].tolist()
+    places = [
+        [row.index(name) for name in names]
+        for row, names in zip(
+            rows("needles_queries", 30, 30)["tokens"].tolist(), asked, strict=True
+        )
+    ]
+    assert 0.2 < np.mean([first < second for first, second in places]) < 0.8
+
+
+def test_facts_lie_anywhere_however_long_the_question_and_people_move():
+    moved, depths = [], []
+    for row in rows("facts", 100, 100)["tokens"]:
+        *text, asked = (row[:100] - LETTERS).tolist()
+        facts = told(text)
+        moved.append(dict(facts)[asked] != dict(reversed(facts))[asked])
+        depths += [place / 99 for place, symbol in enumerate(text) if symbol < 4]
+    assert 0.2 < np.mean(moved) < 0.8  # the first fact about a person is not enough
+    assert (np.histogram(depths, 5, (0, 1))[0] > 0.1 * len(depths)).all()
+
+
+@pytest.mark.parametrize(
+    "even, orders",
+    [
+        (True, {1: 1, 2: 15, 3: 20, 5: 24}),
+        (False, {1: 1, 2: 25, 3: 20, 4: 30, 5: 24, 6: 20}),
+    ],
+)
+def test_a_table_is_the_group(even, orders):
+    table, known = groups.multiplication_table(5, even), A5 if even else S5
+    count = len(known)
+    every = np.arange(count)
+    assert [*map(tuple, groups.elements(5, even).tolist())] == known
+    assert table.shape == (count, count) and table.dtype == np.int32
+    for a, b in itertools.product(range(count), repeat=2):
+        assert known[table[a, b]] == tuple(known[a][x] for x in known[b])
+    assert (table[0] == every).all() and (table[:, 0] == every).all()  # the identity
+    for axis in (0, 1):  # every equation a·x = b and x·a = b has one solution
+        assert (np.sort(table, axis) == np.moveaxis(np.tile(every, (count, 1)), 0, 1 - axis)).all()
+    assert (table[table] == table[:, table]).all()  # (a·b)·c and a·(b·c)
+    found = collections.Counter(math.lcm(*cycles(element)) for element in known)
+    powers = collections.Counter()
+    for a in range(count):
+        power, order = a, 1
+        while power:
+            power, order = table[power, a], order + 1
+        powers[order] += 1
+    assert powers == found == orders
+
+
+def test_commutators_of_both_groups_are_a5_which_is_not_solvable():
+    for even, permutations in ((True, A5), (False, S5)):
+        table = groups.multiplication_table(5, even)
+        inverse = np.argmin(table, axis=1)  # where a product is the identity, 0
+        products = table[table, table[np.ix_(inverse, inverse)]]  # a·b·a⁻¹·b⁻¹
+        assert {permutations[c] for c in products.flat} == {*A5}
+
+
+@pytest.mark.parametrize("name", ["a5", "s5"])
+def test_what_is_answered_in_place_is_the_same_for_decoders_and_has_no_next_tokens(name):
+    task = tasks.TASKS[name]
+    jax.tree.map(np.testing.assert_array_equal, rows(name, 1, 9), rows(name, 1, 9, causal=True))
+    assert task.read(9, causal=True) == task.read(9, causal=False) == 9
+    words = f"synthetic:{name} is answered at the question's places"
+    with pytest.raises(ValueError, match=words):
+        tasks.examples(name, count=1, length=9, seed=0)
+    with pytest.raises(ValueError, match=words):
+        data.train_iterator(data.load(task.name), None, length=9, batch=1, seed=0)

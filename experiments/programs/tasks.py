@@ -42,8 +42,9 @@ class Solver(Trainer):
         spec: str,
         positions: str,
         mesh: Mesh,
+        vocab: int = tasks.VOCAB,
     ):
-        model = dataclasses.replace(config.model, encoding=spec, vocab=tasks.VOCAB)
+        model = dataclasses.replace(config.model, encoding=spec, vocab=vocab)
         super().__init__(model, config.optimizer, config.steps, mesh, positions)
         self.answers = jax.jit(self._answers)
 
@@ -218,10 +219,15 @@ def train_once(
 
 def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
     """Every run of an encoding with its positions: task → seed → its result, with its rates."""
-    solver = Solver(config, *entry, trials.job.mesh)
+
+    @functools.cache
+    def solver(vocab: int) -> Solver:  # one program for all tasks of few symbols
+        return Solver(config, *entry, trials.job.mesh, vocab)
 
     def train(name: str, pair: Pair, seed: int, report: Reporter) -> dict:
-        return train_once(config, solver, pair, tasks.TASKS[name], seed, trials.job.stop, report)
+        task = tasks.TASKS[name]
+        solve = solver(max(tasks.VOCAB, task.vocab))
+        return train_once(config, solve, pair, task, seed, trials.job.stop, report)
 
     return {
         name: trials.every_seed(config, entry[0], functools.partial(train, name), name)

@@ -4,13 +4,14 @@
 
 One line per task: the fifteen of Delétang et al. and Ruoss et al. (arXiv 2207.02098, 2305.16843),
 those of Kazemnejad et al. (2305.19466), retrieval (associative recall of one key or of all, a
-passkey, needles, variables, selective copying), state tracking, and indexing by place, by content
-or by both (2509.10534). Kazemnejad's parity is parity_check; left out are SCAN, a fixed set
+passkey, needles, variables, selective copying, facts among other words as in BABILong), counting
+words (RULER), state tracking (word problems of A5 and S5 among it), and indexing by place, by
+content or by both (2509.10534). Kazemnejad's parity is parity_check; left out are SCAN, a fixed set
 of some 20,000 commands without a generator, sorting numbers of several digits, copies with each
 symbol doubled, and LEGO's clauses in any order. The alphabet of strings has 16 symbols, theirs 100,
 and numbers to add have no leading 0.
-`synthetic:NAME` trains a decoder on any of them (`experiments.train`, `compare`);
-`experiments.tasks` compares encodings on them.
+`synthetic:NAME` trains a decoder on any of them (`experiments.train`, `compare`) but a5 and s5,
+whose answers are no next tokens; `experiments.tasks` compares encodings on all.
 """
 
 import functools
@@ -20,7 +21,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.training.tasks import arithmetic, automata, indexing, lookup, numbers, strings
+from pe_jax.training.tasks import (
+    arithmetic,
+    automata,
+    groups,
+    indexing,
+    lookup,
+    numbers,
+    strings,
+    words,
+)
 from pe_jax.training.tasks.base import (
     BOS,
     EOS,
@@ -49,6 +59,18 @@ def _string(short: str, symbols: int, *parts: Any, between: bool = False, **fiel
 def _number(short: str, draw: Any, base: int, lowest_first: bool) -> Task:
     draw = functools.partial(draw, base=base, lowest_first=lowest_first)
     return Task(short, draw, base + 1, lambda n: n, stops=True, shortest=3)
+
+
+def _needles(short: str, queries: int, values: int) -> Task:
+    draw = functools.partial(lookup.needles, queries=queries, values=values)
+    least, most = 4 * queries * values + queries, 4 * lookup.NEEDLES + 4 * values - 1 + queries
+    slots = lookup.DIGITS * queries * values
+    return Task(short, draw, 10 + lookup.NEEDLES, lambda n: slots, shortest=least, longest=most)
+
+
+def _group(short: str, degree: int, even: bool) -> Task:
+    draw = functools.partial(groups.prefix_products, degree=degree, even=even)
+    return Task(short, draw, len(groups.elements(degree, even)), lambda n: 0)
 
 
 _LETTERS = indexing.LETTERS + 2 * indexing.REACH + 1
@@ -96,14 +118,7 @@ _ALL = (
         shortest=3,
         longest=3 * lookup.KEYS + 2,
     ),
-    Task(
-        "needles",
-        lookup.needles,
-        10 + lookup.NEEDLES,
-        lambda n: lookup.DIGITS,
-        shortest=5,
-        longest=4 * lookup.NEEDLES + 4,
-    ),
+    _needles("needles", 1, 1),
     Task(
         "variables", lookup.variables, 10 + lookup.NAMES, shortest=3, longest=2 * lookup.NAMES + 2
     ),
@@ -114,8 +129,34 @@ _ALL = (
         lambda n: lookup.COPIED,
         shortest=lookup.COPIED,
     ),
+    _needles("needles_queries", 2, 1),
+    _needles("needles_values", 1, 2),
+    Task(
+        "facts",
+        lookup.facts,
+        lookup.PEOPLE + lookup.VERBS + lookup.PLACES + lookup.FILLERS,
+        shortest=4,
+    ),
+    # counting
+    Task(
+        "common_words",
+        words.common_words,
+        words.WORDS,
+        lambda n: words.COMMON,
+        shortest=words.COMMON * words.REPEATS,
+        longest=words.COMMON * (words.REPEATS - 1) + words.WORDS,
+    ),
+    Task(
+        "frequent_words",
+        words.frequent_words,
+        words.CODED,
+        lambda n: len(words.SHARES),
+        shortest=sum(words.SHARES),
+    ),
     # state tracking
     Task("permutations", automata.permutations, automata.OBJECTS, lambda n: automata.OBJECTS),
+    _group("a5", 5, even=True),
+    _group("s5", 5, even=False),
     Task("flip_flop", automata.flip_flop, automata.READ + 1, shortest=3),
     # what against where
     Task("index_place", indexing.index_place, _LETTERS, shortest=2, longest=indexing.LETTERS + 1),
@@ -125,7 +166,8 @@ _ALL = (
     Task("index_both", indexing.index_both, _LETTERS, shortest=3, longest=indexing.LETTERS + 2),
 )
 TASKS = {task.short: task for task in _ALL}
-VOCAB = max(task.vocab for task in _ALL)  # the same for all, so that they can share a program
+# The same for all but those with a symbol per group element, so that they can share a program
+VOCAB = max(task.vocab for task in _ALL if not task.in_place)
 
 
 @functools.partial(jax.jit, static_argnames=("task", "count", "low", "high", "causal"))
@@ -140,7 +182,8 @@ def batch(
       count: B.
       low: least length; at least the task's shortest.
       high: greatest length; T is what the longest row needs.
-      causal: whether the rows are for a decoder; they then end before the last target.
+      causal: whether the rows are for a decoder; they then end before the last target. Those of a
+        task `in_place` are the same for both.
 
     Returns:
       `tokens`, `targets` (at the same indices), `segments` (1; 0 is padding) int32 [B, T], and
@@ -157,7 +200,7 @@ def batch(
         keys = jax.random.split(key)
         length = jax.random.randint(keys[0], (), low, high + 1)
         example = task.draw(keys[1], length, high)
-        if not causal:
+        if task.in_place or not causal:
             tokens, targets, weights, segments = encoder_row(task, example)
         else:
             whole, weights = decoder_row(task, example)

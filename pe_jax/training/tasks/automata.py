@@ -75,7 +75,7 @@ def stack_manipulation(key: jax.Array, n: Any, size: int) -> Example:
 def permutations(key: jax.Array, n: Any, size: int) -> Example:
     """The order of five objects after n moves: s swaps places s and s + 1, 4 rotates all by one.
 
-    The moves generate all of S5. Theirs are its 120 elements, each a symbol.
+    The moves generate all of S5. Theirs are its 120 elements, each a symbol: `groups`.
     """
     moves = jax.random.randint(key, (size,), 0, OBJECTS)
     order = jnp.arange(OBJECTS)

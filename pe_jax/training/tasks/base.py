@@ -9,6 +9,9 @@ fixed shapes (N, the longest question, and the slots of its answer). Two layouts
   2305.19466). Its causal mask also carries order. All tokens are right if each is the argmax after
   those before it, which is if greedy decoding writes the answer.
 
+A task `in_place` answers each symbol at its place: both read the question alone, and the targets
+are not the next tokens.
+
 Where the question's length does not determine the answer's, EOS ends it for an encoder too.
 N longest question, T tokens of a row.
 """
@@ -59,7 +62,8 @@ class Task:
       short: its name in `TASKS`.
       draw: (key, n, N) → Example, its question of at most n symbols; n may be traced, N may not.
       symbols: size of the alphabet.
-      slots: length of the answer to n symbols (including EOS if it `stops`): monotone in n.
+      slots: length of the answer to n symbols (including EOS if it `stops`): monotone in n; always
+        0 if each symbol is answered at its place.
       stops: whether answers to questions of the same length differ in length.
       shortest: fewest symbols of a question.
       longest: most symbols of a question; None for no limit.
@@ -84,6 +88,11 @@ class Task:
         """Four special tokens and the symbols."""
         return len(SPECIAL) + self.symbols
 
+    @property
+    def in_place(self) -> bool:
+        """Whether each symbol is answered at its place, and not after the question."""
+        return self.slots(self.shortest) == 0
+
     def defined(self, length: int) -> bool:
         """Whether there are questions of this length."""
         return self.shortest <= length and (self.longest is None or length <= self.longest)
@@ -93,12 +102,22 @@ class Task:
         return length + self.slots(length)
 
     def decoded(self, length: int) -> int:
-        """Tokens of a decoder's row, including its last target."""
+        """Tokens of a decoder's row, including its last target.
+
+        Raises:
+          ConfigError: the answers are `in_place`, so that no decoder predicts them as next tokens.
+        """
+        if self.in_place:
+            raise ConfigError(
+                f"{self.name} is answered at the question's places, so it has no next"
+                " tokens to train on; use experiments.tasks"
+            )
         return length + self.slots(length) + (2 if self.stops else 3)
 
     def read(self, length: int, causal: bool) -> int:
         """Tokens that a decoder or an encoder reads of a row with a question of this length."""
-        return self.decoded(length) - 1 if causal else self.encoded(length)
+        next_tokens = causal and not self.in_place
+        return self.decoded(length) - 1 if next_tokens else self.encoded(length)
 
     def fitting(self, width: int) -> int:
         """The longest question whose decoder row has at most `width` tokens; 0 if there is none."""
@@ -117,7 +136,8 @@ class Task:
         def both(key):
             length = jax.random.randint(key, (), self.shortest, longest + 1)
             example = self.draw(key, length, longest)
-            return encoder_row(self, example), decoder_row(self, example)
+            encoded = encoder_row(self, example)
+            return encoded if self.in_place else (encoded, decoder_row(self, example))
 
         rows = jax.jit(jax.vmap(both))(jax.random.split(jax.random.key(0), 8))
         digest = hashlib.sha256(self.name.encode())
@@ -151,6 +171,8 @@ def encoder_row(task: Task, example: Example, width: int = 0) -> tuple[jax.Array
     used = slot < task.slots(example.asked)
     question = pick(example.question, index) + len(SPECIAL)
     tokens = jnp.where(slot < 0, question, jnp.where(used, SEP, PAD))
+    if task.in_place:
+        slot = jnp.where(used, index, -1)
     answer = pick(example.answer, slot) + len(SPECIAL)
     targets = jnp.where(slot < example.answered, answer, EOS)
     scored = (slot >= 0) & (slot < example.answered + task.stops)

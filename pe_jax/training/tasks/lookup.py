@@ -2,8 +2,9 @@
 
 missing_duplicate of arXiv 2207.02098, table 1; LEGO as in arXiv 2305.19466 (after 2206.04301);
 associative recall of one key (arXiv 1610.06258) and of all (MQAR, 2312.04927); a passkey among
-distractors (2305.16300); several needles, of which one is asked for, and variables (RULER,
-2404.06654); selective copying (2312.00752). N longest question.
+distractors (2305.16300); needles under several keys, of which one or two are asked for, or under a
+key with two values, and variables (RULER, 2404.06654); selective copying (2312.00752); facts among
+other words (BABILong, 2406.10149, the first task of bAbI, 1502.05698). N longest question.
 """
 
 from typing import Any
@@ -20,6 +21,8 @@ NEEDLES, DIGITS = 12, 2  # names of needles, after the ten digits; digits of eac
 BLANK, COPIED = 10, 4  # the symbol between those to copy; how many there are
 NAMES = 26
 ONE, SAME, NEGATED = range(NAMES, NAMES + 3)
+FACTS = 10  # at most
+PEOPLE, VERBS, PLACES, FILLERS = 4, 4, 6, 32  # words of each kind, numbered in this order
 
 
 def missing_duplicate(key: jax.Array, n: Any, size: int) -> Example:
@@ -70,23 +73,63 @@ def selective_copying(key: jax.Array, n: Any, size: int) -> Example:
     return Example(jnp.full(size, BLANK).at[positions].set(digits), n, digits, COPIED)
 
 
-def needles(key: jax.Array, n: Any, size: int) -> Example:
-    """Digits, and among them different names, each with two digits after it; then one: its digits?
+def _insert(key: jax.Array, text: jax.Array, parts: jax.Array, count: Any, room: Any) -> jax.Array:
+    """`text` with the first `count` of the parts [K, W] in it, in order, at uniform positions.
 
-    One needle for each four symbols, at uniform positions.
+    They lie apart, within the first `room` symbols.
     """
-    keys, count, index = jax.random.split(key, 5), (n - 1) // 4, jnp.arange(NEEDLES)
+    index, width = jnp.arange(len(parts)), parts.shape[1]
+    between = room - width * count  # symbols that belong to no part
+    before = jax.random.randint(key, index.shape, 0, between + 1)
+    before = jnp.sort(jnp.where(index < count, before, len(text)))
+    positions = (before + width * index)[:, None] + jnp.arange(width)
+    return text.at[positions].set(parts, mode="drop")
+
+
+def needles(key: jax.Array, n: Any, size: int, *, queries: int = 1, values: int = 1) -> Example:
+    """Digits, and among them names, each with two digits after it; then names: their digits?
+
+    One needle for each four symbols, or as many as `values` divides, at uniform positions.
+
+    Args:
+      key: the same key gives the same example.
+      n: symbols of the question; may be traced.
+      size: N.
+      queries: how many names are asked for, all different.
+      values: how many needles have the same name; they are answered in the order of the text.
+    """
+    keys, index = jax.random.split(key, 5), jnp.arange(NEEDLES)
+    room, count = n - queries, (n - queries) // 4 // values * values
     text = jax.random.randint(keys[0], (size,), 0, 10)
     names = 10 + jax.random.permutation(keys[1], NEEDLES)
     digits = jax.random.randint(keys[2], (NEEDLES, DIGITS), 0, 10)
-    needle, width = jnp.concatenate([names[:, None], digits], axis=1), DIGITS + 1
-    between = n - 1 - width * count  # digits that belong to no needle
-    before = jax.random.randint(keys[3], (NEEDLES,), 0, between + 1)
-    before = jnp.sort(jnp.where(index < count, before, size))
-    positions = (before + width * index)[:, None] + jnp.arange(width)
-    asked = jax.random.randint(keys[4], (), 0, count)
-    text = text.at[positions].set(needle, mode="drop").at[n - 1].set(names[asked])
-    return Example(text, n, digits[asked], DIGITS)
+    if queries == values == 1:
+        found = jax.random.randint(keys[4], (1, 1), 0, count)
+    else:
+        order = jnp.argsort(jnp.where(index < count, jax.random.uniform(keys[4], index.shape), 2))
+        names = names.at[order].set(names[index // values])
+        found = jnp.sort(order[: queries * values].reshape(queries, values), axis=1)
+    text = _insert(keys[3], text, jnp.column_stack([names, digits]), count, room)
+    text = text.at[room + jnp.arange(queries)].set(names[found[:, 0]])
+    return Example(text, n, digits[found].reshape(-1), DIGITS * queries * values)
+
+
+def facts(key: jax.Array, n: Any, size: int) -> Example:
+    """Facts, PERSON VERB PLACE, scattered among other words, then a person: the last place?
+
+    One to ten facts, fewer where there is no room; a longer question has more other words. A person
+    may move several times: the last fact that names the person counts.
+    """
+    keys, index, room = jax.random.split(key, 5), jnp.arange(FACTS), n - 1
+    kinds = jnp.cumsum(jnp.array([0, PEOPLE, VERBS, PLACES, FILLERS]))
+    low, high = kinds[:3], kinds[1:4]
+    count = jax.random.randint(keys[0], (), 1, jnp.minimum(FACTS, room // 3) + 1)
+    told = jax.random.randint(keys[1], (FACTS, 3), low, high)
+    asked = told[jax.random.randint(keys[2], (), 0, count), 0]
+    last = jnp.max(jnp.where((told[:, 0] == asked) & (index < count), index, 0))
+    text = jax.random.randint(keys[3], (size,), kinds[3], kinds[4])
+    text = _insert(keys[4], text, told, count, room)
+    return single(text.at[room].set(asked), n, told[last, 2])
 
 
 def variables(key: jax.Array, n: Any, size: int) -> Example:
