@@ -83,6 +83,11 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "kerple": [{"kind": "power"}],
     "sandwich": [{"width": 16}],
     "fire": [{"width": 5, "length": 64.0}],
+    # Of the distance itself the bias has no bound, and far out scores lose digits: test_dpb.
+    "dpb": [
+        {"log_distance": True},
+        {"hidden": 5, "depth": 1, "log_distance": True, "causal": False},
+    ],
     "tupe": [{"length": 40}],
     "bipe": [{"length": 40}],
 }

@@ -50,5 +50,6 @@ from pe_jax.encodings.alibi_2d import ALiBi2D as alibi_2d
 from pe_jax.encodings.kerple import KERPLE as kerple
 from pe_jax.encodings.sandwich import Sandwich as sandwich
 from pe_jax.encodings.fire import FIRE as fire
+from pe_jax.encodings.dpb import DPB as dpb
 from pe_jax.encodings.tupe import TUPE as tupe
 from pe_jax.encodings.bipe import BiPE as bipe

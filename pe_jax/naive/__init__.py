@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _FAMILIES = {
-    bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire swin cpb",
+    bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire dpb swin cpb",
     contextual: "fox cable grape_ap wall selective_rope path wavlm inkling cope stick_breaking"
     " dape",
     relative: "shaw transformer_xl deberta tupe",
