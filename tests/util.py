@@ -55,6 +55,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     ],
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
     "lerope": [{"layout": "interleaved"}],
+    "fope": [{"length": 64, "learned": True}],
     "xpos": [{"scale_base": 8}],
     "selective_rope": [{"rank": 3}],
     "temperature": [{"floor_scale": 4, "attn_scale": 0.5}],
