@@ -55,6 +55,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     ],
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
     "lerope": [{"layout": "interleaved"}],
+    "fope": [{"length": 64, "learned": True}],
     "xpos": [{"scale_base": 8}],
     "selective_rope": [{"rank": 3}],
     "temperature": [{"floor_scale": 4, "attn_scale": 0.5}],
@@ -83,6 +84,11 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "kerple": [{"kind": "power"}],
     "sandwich": [{"width": 16}],
     "fire": [{"width": 5, "length": 64.0}],
+    # Of the distance itself the bias has no bound, and far out scores lose digits: test_dpb.
+    "dpb": [
+        {"log_distance": True},
+        {"hidden": 5, "depth": 1, "log_distance": True, "causal": False},
+    ],
     "tupe": [{"length": 40}],
     "bipe": [{"length": 40}],
 }

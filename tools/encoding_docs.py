@@ -132,8 +132,9 @@ def sizes(scheme: Encoding) -> tuple[int, int]:
 
 def parameters(scheme: Encoding) -> list[tuple[str, str]]:
     """Names and shapes: `shared["table"]` and [H, 32]; sizes of the model by their letters."""
-    letters = {1008: "D", 504: "D/2", 13: "H", 26: "2H", 52: "E"}  # sizes that no scheme sets
-    shapes = jax.eval_shape(lambda key: scheme.init(key, Dims(1008, 13, 13, 52)), jax.random.key(0))
+    # sizes that no scheme sets, each of one letter only
+    letters = {1008: "D", 504: "D/2", 252: "D/4", 11: "H", 22: "2H", 52: "E", 26: "E/2"}
+    shapes = jax.eval_shape(lambda key: scheme.init(key, Dims(1008, 11, 11, 52)), jax.random.key(0))
     return [
         (
             jax.tree_util.keystr(path).lstrip(".").replace("'", '"'),

@@ -8,6 +8,7 @@
     LongRoPE      θ_i / factor_i, searched       `longrope`
     Proportional  slow θ = 0                     p-RoPE, arXiv 2410.06205
     ClippedRoPE   slow θ tapered to 0            `clipped`
+    RIFLEx        one θ_k at most 0.9·2π/(L₀·s)  `riflex`
 
 L₀ is `original_length`, the context trained on, and L the current one. All is float64 on the host.
 What the papers leave open (bounds, lengths that decide) is as in Hugging Face transformers.
@@ -29,6 +30,7 @@ from pe_jax.encodings.scaling import hugging_face
 from pe_jax.encodings.scaling.base import Scaling, require_positive, require_tokens
 from pe_jax.encodings.scaling.clipped import ClippedRoPE
 from pe_jax.encodings.scaling.longrope import LongRoPE
+from pe_jax.encodings.scaling.riflex import RIFLEx
 from pe_jax.encodings.scaling.yarn import YaRN
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, is_real, python_ints, require, shown
@@ -171,8 +173,9 @@ SCALINGS: dict[str, type[Scaling]] = {
     "longrope": LongRoPE,
     "proportional": Proportional,
     "clipped_rope": ClippedRoPE,
+    "riflex": RIFLEx,
 }
-NOT_IN_CONFIGS = (ClippedRoPE,)  # Hugging Face's rope_types have nothing like these
+NOT_IN_CONFIGS = (ClippedRoPE, RIFLEx)  # Hugging Face's rope_types have nothing like these
 
 
 @python_ints

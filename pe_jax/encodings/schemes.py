@@ -16,6 +16,7 @@ from pe_jax.encodings.deberta import DeBERTa as deberta
 from pe_jax.encodings.rope import RoPE as rope
 from pe_jax.encodings.lerope import LeRoPE as lerope
 from pe_jax.encodings.pope import PoPE as pope
+from pe_jax.encodings.fope import FoPE as fope
 from pe_jax.encodings.rotated_values import RotatedValues as rotated_values
 from pe_jax.encodings.xpos import XPos as xpos
 from pe_jax.encodings.temperature import Temperature as temperature
@@ -50,5 +51,6 @@ from pe_jax.encodings.alibi_2d import ALiBi2D as alibi_2d
 from pe_jax.encodings.kerple import KERPLE as kerple
 from pe_jax.encodings.sandwich import Sandwich as sandwich
 from pe_jax.encodings.fire import FIRE as fire
+from pe_jax.encodings.dpb import DPB as dpb
 from pe_jax.encodings.tupe import TUPE as tupe
 from pe_jax.encodings.bipe import BiPE as bipe

@@ -47,9 +47,10 @@ class LayerEncoding(PlainFields):
         (DeepSeek-V4: as keys are, the output back), "compressed_sparse_attention" and
         "heavily_compressed_attention" (keys that compress 4 and 128 tokens), "indexer" (which
         selects the keys), "own_mrope" (positions of images turn pairs in an order that mrope does
-        not have: the encoding is that of text), "mirrored" (it turns by -position: swap the halves
-        of each head's channels of W_q and W_k), "scaled_latents" (LongCat), "columns_first" (of a
-        patch's position).
+        not have, and in HunYuan-VL are no rotation, as xdrope_section cuts pairs apart: the
+        encoding is that of text), "mirrored" (it turns by -position: swap the halves of each head's
+        channels of W_q and W_k), "scaled_latents" (LongCat), "columns_first" (of a patch's
+        position).
     """
 
     encoding: Encoding | None

@@ -32,11 +32,11 @@ __all__ = [
 ]
 
 _FAMILIES = {
-    bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire swin cpb",
+    bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire dpb swin cpb",
     contextual: "fox cable grape_ap wall selective_rope path wavlm inkling cope stick_breaking"
     " dape",
     relative: "shaw transformer_xl deberta tupe",
-    rotary: "rope lerope pope rerope self_extend dual_chunk xpos temperature log_length bipe"
+    rotary: "rope lerope pope fope rerope self_extend dual_chunk xpos temperature log_length bipe"
     " rope_2d rope_mixed rope_nd mrope",
 }
 _ADDED = "sinusoidal learned sinusoidal_2d learned_2d learned_grid bipe"
@@ -54,7 +54,7 @@ UNNORMALIZED = {"stick_breaking"}  # no softmax: the weights are exp(score)
 # Settings that only give the sizes and initial values of parameters.
 _UNREAD = {"stddev", "length", "height", "width", "hidden", "c", "shared", "reset", "positions"}
 _UNREAD |= {"num_buckets", "spatial_buckets", "pos_att_type", "prefix", "method", "antialias"}
-_UNREAD |= {"rank", "from_input"}
+_UNREAD |= {"rank", "from_input", "gain", "learned"}
 
 
 def attention(

@@ -106,6 +106,22 @@ def fire(row: Row, c, multiplier, w1, b1, w2, b2, *, length=512.0) -> Array:
     return products(row) + np.moveaxis(hidden @ w2 + b2, -1, 0)
 
 
+def dpb(
+    row, w_in, b_in, w_out, b_out, w_hidden=(), b_hidden=(), *, depth=2, log_distance=False
+) -> Array:
+    """Dynamic position bias (arXiv 2108.00154; x-transformers): a network of the distance.
+
+    `depth` layers of N units x·sigmoid(x), the first of d or sign(d)·ln(1 + |d|): w_in, b_in [N],
+    then w_hidden [depth - 1, N, N], b_hidden [depth - 1, N]. The last is linear: w_out [N, H],
+    b_out [H].
+    """
+    d = row.distance[..., None]
+    x = (np.sign(d) * np.log(1 + np.abs(d)) if log_distance else d) * w_in + b_in
+    for layer in range(depth - 1):
+        x = x * sigmoid(x) @ w_hidden[layer] + b_hidden[layer]
+    return products(row) + np.moveaxis(x * sigmoid(x) @ w_out + b_out, -1, 0)
+
+
 def swin(row: Row, table: Array, *, height=7, width=7, class_token=False) -> Array:
     """Liu et al., "Swin", arXiv 2103.14030, eq. 4: table[h, dr + height - 1, dc + width - 1].
 

@@ -64,6 +64,26 @@ def pope(row: Row, phase: Array, *, base=1e4) -> Array:
     return np.einsum("hte,hse,htse->hts", *sizes, waves) / dim**0.5
 
 
+def fope(row: Row, cosines: Array, sines: Array, *, length=512, base=1e4) -> Array:
+    """Hua et al., "FoPE", arXiv 2412.17739: pairs j and j + E/2 as z_j times c_j(n) + i·s_j(n).
+
+    c_j(n) = Σ_i cosines[i, j]·cos(n·θ_i), s_j of sines [K, F, F], over the F of θ_i ≥ 2π/length;
+    other pairs stay. The score is the real part of q'·conj(k')/sqrt(E).
+    """
+    heads, dim, count = len(row.q), row.q.shape[-1], cosines.shape[1]
+    theta = frequencies(dim, base)
+    theta = theta[theta >= 2 * np.pi / length]
+    factor = np.ones((heads, len(row.positions), dim // 2), complex)
+    for h in range(heads):
+        of_key = h // (heads // len(cosines))
+        for j in range(count):
+            angle = np.multiply.outer(row.positions, theta)
+            c, s = np.cos(angle) @ cosines[of_key, :, j], np.sin(angle) @ sines[of_key, :, j]
+            factor[h, :, j] = c + 1j * s
+    q, k = (factor * (x[..., : dim // 2] + 1j * x[..., dim // 2 :]) for x in (row.q, row.k))
+    return np.einsum("hte,hse->hts", q, k.conj()).real / dim**0.5
+
+
 def rerope(row, *, window=512, base=1e4, fraction=1.0, layout="half", scaling=None) -> Array:
     """Su, "Rectified RoPE", https://kexue.fm/archives/9708: distances stop at the window."""
     distance = np.minimum(row.distance, window)

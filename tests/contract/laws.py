@@ -26,6 +26,7 @@ EXEMPT: dict[str, dict[str, str]] = {
     "rotation": {
         "xpos": "it scales besides: norms change with the position",
         "pope": "it takes magnitudes of channels: norms change, once; test_pope has the distances",
+        "fope": "sums of waves are no rotation; test_fope says when they are one",
     },
     "parameters' gradients anywhere": {
         "rope_mixed": "a sum over tokens, each times its position: its rounding grows with them;"
@@ -35,6 +36,7 @@ EXEMPT: dict[str, dict[str, str]] = {
     "groups": {
         "rope_mixed": "it has parameters for each key head; test_rope_mixed repeats these as well",
         "selective_rope": "as rope_mixed; test_selective_rope repeats them",
+        "fope": "as rope_mixed; test_fope repeats them",
     },
     "alone": {
         "sink": "its logit takes a share where a token sees itself alone; test_sink has it",

@@ -18,6 +18,7 @@ from pe_jax.encodings.rope_scaling import (
     Llama3,
     LongRoPE,
     Proportional,
+    RIFLEx,
     YaRN,
 )
 from pe_jax.numerics import angles
@@ -185,6 +186,28 @@ def test_beyond_the_training_a_pair_that_is_clipped_hard_sees_no_position():
         assert (near[1, 0, :DIM] != far[1, 0, :DIM])[~slow].any()
 
 
+@pytest.mark.parametrize(
+    "dim, base, trained, repetition, k, period",
+    [(16, 256, 33, 48, 4, 50), (16, 1e4, 13, 20, 2, 20), (64, 1e4, 2048, 2600, 22, 2650)],
+)
+def test_riflex_slows_the_intrinsic_frequency_alone_to_less_than_one_turn(
+    dim, base, trained, repetition, k, period
+):
+    """Eq. 7–8 of arXiv 2502.15894; k and the period of HunyuanVideo and CogVideoX are published."""
+    theta = [base ** (-2 * (j - 1) / dim) for j in range(1, dim // 2 + 1)]
+    assert round(2 * math.pi / theta[k - 1]) == period
+    for factor in (2, 3.5):
+        want = list(theta)
+        want[k - 1] = 0.9 * 2 * math.pi / (trained * factor)
+        for which in ({"intrinsic": k}, {"repetition": repetition}):
+            got = RIFLEx(factor, trained, **which)(angles.geometric(dim, base))
+            np.testing.assert_allclose(got, want, rtol=1e-12)
+            exact = RIFLEx(factor, trained, **which, margin=1)(angles.geometric(dim, base))
+            assert turns(exact[k - 1], trained * factor) == pytest.approx(1)
+    short = RIFLEx(1, int(0.8 * period), k)(angles.geometric(dim, base))
+    np.testing.assert_allclose(short, theta)  # less than 0.9 of a turn already
+
+
 def turned_channels(encoding, dim: int) -> list[set[int]]:
     """For each channel those that a rotation mixes it with."""
     unit = np.eye(dim, dtype=np.float32)[:, None]
@@ -272,6 +295,10 @@ SPECS = {
     "proportional(fraction=0.25)": Proportional(0.25),
     "clipped_rope(slowest=20)": ClippedRoPE(20),
     "clipped_rope(original_length=8192,hard=True)": ClippedRoPE(original_length=8192, hard=True),
+    "riflex(factor=2, original_length=33, intrinsic=4)": RIFLEx(2, 33, 4),
+    "riflex(factor=2.5,original_length=33,repetition=48,margin=1)": RIFLEx(
+        2.5, 33, repetition=48, margin=1
+    ),
 }
 
 
@@ -319,6 +346,12 @@ BAD = [
     (ClippedRoPE, {"slowest": 2.5}, "slowest=2.5"),
     (ClippedRoPE, {"original_length": 0}, "original_length=0"),
     (ClippedRoPE, {"slowest": 2, "hard": "no"}, "hard='no'"),
+    (RIFLEx, {"factor": 0, "original_length": 8, "intrinsic": 1}, "factor=0"),
+    (RIFLEx, {"factor": 2, "original_length": 0, "intrinsic": 1}, "original_length=0"),
+    (RIFLEx, {"factor": 2, "original_length": 8}, "intrinsic=None: pass this or repetition"),
+    (RIFLEx, {"factor": 2, "original_length": 8, "intrinsic": 0}, "intrinsic=0: pass which"),
+    (RIFLEx, {"factor": 2, "original_length": 8, "repetition": 0}, "repetition=0"),
+    (RIFLEx, {"factor": 2, "original_length": 8, "intrinsic": 1, "margin": 1.1}, "margin=1.1"),
 ]
 
 
@@ -334,6 +367,8 @@ def test_a_scaling_that_does_not_fit_the_head_is_refused_before_anything_runs():
     pe_jax.make("rope", scaling=six, fraction=0.75).check(dims)
     two = pe_jax.make("rope", scaling=NTK(2.0), fraction=0.125)
     refused(lambda: two.check(dims), "dim=2", "at least 4")
+    ninth = pe_jax.make("rope", scaling=RIFLEx(2.0, 8, intrinsic=9))
+    refused(lambda: ninth.check(dims), "intrinsic=9", "8 frequencies")
 
 
 def test_at_length_reaches_scalings_through_rope_and_sums():

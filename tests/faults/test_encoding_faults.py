@@ -16,6 +16,7 @@ from pe_jax.encodings import (
     buckets,
     cpb,
     deberta,
+    fope,
     layoutlmv3,
     mla,
     mrope,
@@ -103,6 +104,9 @@ FIELDS = [
     ("fire", "c", [0, -0.1, np.inf], "positive"),
     ("fire", "length", [0, -512, np.nan, "512"], "positive"),
     ("fire", "shared", ["no", 1], "True or False"),
+    ("dpb", "hidden", [0, 8.0], "at least 1"),
+    ("dpb", "depth", [0, 2.0], "at least 1"),
+    ("dpb", "log_distance", ["no", 1], "True or False"),
     ("tupe", "length", [0, 5.0], "at least 1"),
     ("tupe", "reset", ["no", 0], "True or False"),
     ("tupe", "stddev", [-1, np.nan], ">= 0"),
@@ -112,6 +116,10 @@ FIELDS = [
     ("bipe", "base", [1, np.inf], "above 1"),
     ("rope", "scaling", ["yarn", 4.0, len], "rope_scaling"),
     ("pope", "base", [1, np.inf], "above 1"),
+    ("fope", "length", [6, 512.0], "at least 7"),
+    ("fope", "base", [1, np.inf], "above 1"),
+    ("fope", "gain", [-1, np.nan], "at least 0"),
+    ("fope", "learned", ["no", 1], "True or False"),
     ("xpos", "base", [1, np.nan], "above 1"),
     ("xpos", "scale_base", [0, 512.0], "at least 1"),
     ("xpos", "layout", ["neox"], "half"),
@@ -198,6 +206,7 @@ SIZED = {  # in integers that overflow one byte where they are doubled
     "clipped": lambda n: buckets.clipped(D, n(100)),
     "cpb": lambda n: cpb.log_spaced(D2, (n(100), n(100))),
     "deberta": lambda n: deberta.bucket(D, n(20), n(100)),
+    "fope": lambda n: fope.frequencies(n(100), n(120)),
     "from_hf": lambda n: (
         rope_scaling.from_hf(DYNAMIC, head_dim=n(100), max_position_embeddings=n(60))
         .at_length(n(120))

@@ -406,6 +406,19 @@ CASES |= {
             "causal": st.booleans(),
         },
     ),
+    "dpb_x_transformers": (
+        [
+            {"heads": 2, "hidden": 8, "depth": 2, "log_distance": False, "causal": False},
+            {"heads": 3, "hidden": 5, "depth": 1, "log_distance": True, "causal": True},
+        ],
+        {
+            "heads": st.integers(1, 4),
+            "hidden": st.sampled_from([1, 5, 64]),
+            "depth": st.integers(1, 4),
+            "log_distance": st.booleans(),
+            "causal": st.booleans(),
+        },
+    ),
     "cpb_timm": CASES["cpb_swinv2"],
     "cpb_x_transformers": (
         [{"heads": 2, "window": [1, 7], "trained": [9, 9]}],

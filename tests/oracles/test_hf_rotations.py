@@ -113,3 +113,27 @@ def test_falcon_and_roformer_rotate(live, rope):
     both = turn(table((1, LENGTH))[None, None], torch.from_numpy(x), torch.from_numpy(x))
     theirs = both[0].detach().numpy()
     np.testing.assert_allclose(hf_types.rotated(layer, x, "q", INDEX), theirs, atol=TOLERANCE)
+
+
+def test_hunyuan_vl_rotates_text_and_does_something_else_to_images(live):
+    """xdrope_section counts channels from the first: those of a pair, E/2 apart, have two axes."""
+    import torch
+    from transformers.models.hunyuan_vl import modeling_hunyuan_vl as modeling
+
+    own = {"rope_type": "xdrope", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}
+    own["xdrope_section"] = [4, 4, 4, 4]
+    config = hf_types.config_of("hunyuan_vl_text", head_dim=32, rope_parameters=own)
+    module = modeling.HunYuanVLRotaryEmbedding(config)
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 1, 6, 32), "f"))
+
+    def theirs(positions):  # [axes, tokens]
+        waves = module(x, torch.from_numpy(positions)[:, None])
+        return modeling.apply_rotary_pos_emb(x, x, *waves)[0].numpy()
+
+    text = np.tile(np.arange(6), (4, 1))
+    layer = hf.encodings(config)[0]
+    ours = hf_types.rotated(layer, x.numpy(), "q", text[0])
+    np.testing.assert_allclose(theirs(text), ours, atol=TOLERANCE)
+    image = np.stack([np.full(6, 5), np.arange(6) % 3, np.arange(6) // 3, np.zeros(6, int)])
+    norms = (np.linalg.norm(some, axis=-1) for some in (theirs(image), x.numpy()))
+    assert np.abs(np.divide(*norms) - 1).max() > 0.01

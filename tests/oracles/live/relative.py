@@ -21,6 +21,7 @@ from tests.oracles.live.common import (
     random_qkv,
     scaled_products,
     set_identity,
+    x_transformers,
 )
 
 
@@ -151,6 +152,24 @@ def sandwich_attn_gym(rng, length, heads, width, causal):
     head, query = torch.arange(heads)[:, None, None], place[:, None]
     scores = modify(scaled_products(inputs), torch.zeros(1, dtype=torch.int64), head, query, place)
     return inputs, attended(scores, inputs["v"], causal)
+
+
+def dpb_x_transformers(rng, length, heads, hidden, depth, log_distance, causal):
+    modeling_x_transformers = x_transformers()
+    module = modeling_x_transformers.DynamicPositionBias(
+        hidden, heads=heads, depth=depth, log_distance=log_distance
+    )
+    *layers, last = fill(module, rng, hidden).mlp
+    last.weight.mul_(1 if log_distance else 1 / length)  # biases of order 1
+    (first, *_), *between = layers
+    named = {"w_in": first.weight[:, 0], "b_in": first.bias}
+    named |= {"w_out": last.weight.T, "b_out": last.bias}
+    if between:
+        named["w_hidden"] = torch.stack([linear.weight.T for linear, *_ in between])
+        named["b_hidden"] = torch.stack([linear.bias for linear, *_ in between])
+    inputs = random_qkv(rng, length, heads, heads)
+    scores = scaled_products(inputs) + module(length, length)
+    return inputs | named, attended(scores, inputs["v"], causal)
 
 
 def alibi_bloom(rng, length, heads):

@@ -73,3 +73,10 @@ def alibi(settings, inputs, implementation):
 def sandwich(settings, inputs, implementation):
     encoding = pe_jax.make("sandwich", width=settings["width"])
     return both(inputs, encoding, implementation, causal=settings["causal"])
+
+
+def dynamic(settings, inputs, implementation):
+    fields = {name: settings[name] for name in ("hidden", "depth", "log_distance")}
+    shared = {name: x for name, x in inputs.items() if name not in ("q", "k", "v")}
+    options = {"params": (shared, {}), "causal": settings["causal"]}
+    return both(inputs, pe_jax.make("dpb", **fields), implementation, **options)

@@ -1,0 +1,60 @@
+"""RIFLEx: Zhao et al., "RIFLEx", arXiv 2502.15894, eq. 7–8, for videos longer than trained on.
+
+    θ'_k = min(θ_k, 0.9·2π/(L₀·s)),      k = argmin_i |N_i - N|,      N_i = 2π/θ_i
+
+A longer video repeats itself after about N frames, near the period N_k of one of the frequencies,
+the intrinsic one. It is slowed down until L₀·s frames are less than one period; the others stay.
+The 0.9 is the authors' code's (thu-ml/RIFLEx), as is that periods are rounded before they are
+compared. N is seen in samples, and is not L₀: HunyuanVideo, trained on 33 latent frames, repeats
+after about 48, so that of its 8 frequencies (base 256) k = 4, of period 50.
+
+Frequencies are counted from 1; L₀ and N are in latent frames, as positions are.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from pe_jax.encodings.scaling.base import Scaling, require_positive, require_tokens
+from pe_jax.validation import is_int, is_real, require
+
+
+@dataclasses.dataclass(frozen=True)
+class RIFLEx(Scaling):
+    """The `intrinsic`-th frequency (from 1) is lowered to turn `margin` times in L₀·`factor`.
+
+    With `repetition` instead, it is the one whose period is nearest to that number of frames.
+    """
+
+    factor: float
+    original_length: int
+    intrinsic: int | None = None
+    repetition: int | None = None
+    margin: float = 0.9
+
+    def __post_init__(self):
+        require_positive(factor=self.factor)
+        require_tokens(original_length=self.original_length)
+        one = (self.intrinsic is None) != (self.repetition is None)
+        fix = f"pass this or repetition (it is {self.repetition!r}), not both"
+        require(one, "intrinsic", self.intrinsic, fix)
+        if self.repetition is not None:
+            require_tokens(repetition=self.repetition)
+        else:
+            ok = is_int(self.intrinsic, 1)
+            require(ok, "intrinsic", self.intrinsic, "pass which frequency: 1 is the fastest")
+        ok = is_real(self.margin) and 0 < self.margin <= 1
+        require(ok, "margin", self.margin, "pass a number in (0, 1]")
+
+    def __call__(self, theta, base=None):
+        """θ with θ_k at most margin·2π/(L₀·s)."""
+        theta = np.array(theta, np.float64)
+        k = self.intrinsic
+        if k is None:
+            apart = np.abs(np.round(2 * math.pi / theta) - (self.repetition or 0))
+            k = 1 + int(np.argmin(apart))
+        require(k <= theta.size, "intrinsic", k, f"there are {theta.size} frequencies")
+        longest = self.original_length * self.factor
+        theta[k - 1] = min(theta[k - 1], self.margin * 2 * math.pi / longest)
+        return theta

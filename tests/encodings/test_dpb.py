@@ -1,0 +1,113 @@
+"""The dynamic position bias against its equation; tests/oracles has x-transformers' code."""
+
+import jax
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import dpb
+from pe_jax.naive import bias
+from tests import util
+from tests.encodings.common import (
+    DIMS,
+    HEAD_DIM,
+    HEADS,
+    check_attention,
+    float64,
+    random_params,
+)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("log_distance", [True, False])
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_scores_get_the_networks_answer_at_the_distance(depth, log_distance, causal):
+    encoding = pe_jax.make("dpb", hidden=5, depth=depth, log_distance=log_distance)
+    check_attention(encoding, random_params(encoding), causal)
+
+
+@pytest.mark.parametrize("log_distance", [True, False])
+def test_gradients_are_the_slopes_of_the_naive_form(log_distance):
+    """Of each parameter, by central differences in float64."""
+    encoding = pe_jax.make("dpb", hidden=3, log_distance=log_distance)
+    params, places = random_params(encoding).shared, np.array([0, 7, 8, 38])
+    cotangent = np.random.default_rng(0).standard_normal((HEADS, 4, 4))
+    zeros = np.zeros((4, HEADS, HEAD_DIM))
+
+    def naive_total(named):
+        row = pe_jax.naive.make_row(zeros, zeros, places)
+        return (cotangent * bias.dpb(row, **named, log_distance=log_distance)).sum()
+
+    def total(named):
+        distance = places[:, None] - places
+        return (cotangent * dpb.bias(distance, **named, log_distance=log_distance)).sum()
+
+    slopes, exact = jax.grad(total)(params), float64(params)
+    for name, x in exact.items():
+        for at in np.ndindex(x.shape):
+            step = np.zeros(x.shape)
+            step[at] = 1e-5
+            above, below = (naive_total(exact | {name: x + s}) for s in (step, -step))
+            want = (above - below) / 2e-5
+            np.testing.assert_allclose(slopes[name][at], want, rtol=1e-4, atol=1e-4)
+
+
+def test_real_positions_lie_between_whole_ones_and_both_sides_differ():
+    encoding = pe_jax.make("dpb", log_distance=True)
+    params = random_params(encoding)
+    near = util.distance_bias(encoding, params, np.float32([2, 2.0001, 3]), DIMS)
+    assert (np.abs(near[:, 1] - near[:, 0]) < 1e-3).all() and (near[:, 2] != near[:, 0]).all()
+    ahead, behind = util.distance_bias(encoding, params, np.array([-5, 5]), DIMS).T
+    assert (ahead != behind).all()
+
+
+@pytest.mark.parametrize("log_distance", [True, False])
+def test_far_out_it_is_linear_in_what_the_network_is_given(log_distance):
+    """SiLU is 0 or the identity there: no bound, and a slope for each side."""
+    encoding = pe_jax.make("dpb", hidden=6, log_distance=log_distance)
+    params = random_params(encoding)
+    steps = np.array([14.0, 15, 16]) if log_distance else np.array([1e5, 2e5, 3e5])
+    for sign in (-1, 1):
+        own = jax.tree.map(lambda x: 40 * x if log_distance else x, params)  # saturates sooner
+        x = np.expm1(steps) if log_distance else steps
+        at = util.distance_bias(encoding, own, np.float32(sign * x), DIMS)
+        first, second = np.diff(np.asarray(at, np.float64), axis=1).T
+        np.testing.assert_allclose(first, second, rtol=1e-2)
+        assert (np.abs(first) > 1e-3).all()
+
+
+def test_gradients_are_finite_at_distance_0_and_far_out():
+    distance = np.array([0, 2**24 - 1, 1 - 2**24])
+    for log_distance in (False, True):
+        encoding = pe_jax.make("dpb", hidden=5, log_distance=log_distance)
+        total = lambda p, e=encoding: util.distance_bias(e, p, distance, DIMS).sum()  # noqa: E731
+        found = jax.grad(total)(random_params(encoding))
+        assert all(np.isfinite(x).all() and x.any() for x in jax.tree.leaves(found))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_engines_agree_where_it_is_of_the_distance_itself(depth):
+    """Near: positions as they are counted, of packed documents, some with padding."""
+    encoding = pe_jax.make("dpb", depth=depth)
+    case = util.Case(f"dpb(depth={depth})", encoding, causal=False)
+    segments = np.int32([[0] * 5 + [1] * 8, [0] * 9 + [1] * 2 + [-1] * 2])
+    tiled, dense = (util.run(case, engine, segments=segments) for engine in ("tiled", "dense"))
+    util.assert_close(tiled, dense, 2e-5)
+
+
+def test_its_width_is_a_quarter_of_the_models_and_layers_share_it():
+    encoding = pe_jax.make("dpb", depth=3)
+    params = encoding.init(jax.random.key(0), DIMS)
+    sizes = {name: x.shape for name, x in params.shared.items()}
+    assert sizes == {
+        "w_in": (3,),
+        "b_in": (3,),
+        "w_hidden": (2, 3, 3),
+        "b_hidden": (2, 3),
+        "w_out": (3, 2),
+        "b_out": (2,),
+    }
+    assert not params.layer
+    for name, x in params.shared.items():
+        assert 0 < np.abs(x).max() <= (1 if name.endswith("in") else 3**-0.5)
+    assert pe_jax.make("dpb").init(jax.random.key(0), pe_jax.Dims(2, 1, 1, 2)).shared["w_in"].size
