@@ -8,7 +8,7 @@ seed and one learning rate: a trial of the tasks, not a comparison of the two en
 one to three minutes on two CPU cores; docs/results/tasks.md has what they reached.
 """
 
-from experiments.running.sweep_configs import TasksConfig
+from experiments.running.configs.tasks import TasksConfig
 from pe_jax.models.config import ModelConfig
 
 
