@@ -5,7 +5,7 @@
 Counting words, needles with two keys asked for or with two values (RULER, arXiv 2404.06654), facts
 among other words (BABILong, 2406.10149), and products of elements of A5 and S5 (2404.08819). One
 seed and one learning rate: a trial of the tasks, not a comparison of the two encodings. 14 runs of
-one to three minutes on two CPU cores; docs/results/tasks.md has what they reached.
+two to five minutes, two side by side on two CPU cores; docs/results/tasks.md has what they reached.
 """
 
 from experiments.running.configs.tasks import TasksConfig
