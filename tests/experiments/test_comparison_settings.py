@@ -1,5 +1,6 @@
 """What a comparison is to do, before anything trains: rates, names, folders, data."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -22,6 +23,17 @@ def test_encoding_rates_are_a_choice_for_schemes_with_parameters_alone(tmp_path,
     assert rate_search.grid(config, "nope") == plain and rate_search.grid(config, "t5+rope") == own
     tried = [pairs if len(pairs) > 1 else [] for pairs in (plain, own)]
     assert [compare.checks(config, spec) for spec in ("rope", "rope,kerple")] == tried
+
+
+def test_config_files_that_were_written_before_still_load(tmp_path):
+    here = Path(__file__).parents[2] / "configs"
+    for name in ("compare", "extend", "images", "tasks"):
+        new = (here / f"{name}.py").read_text()
+        old = re.sub(r"running\.configs\.\w+ import", "running.sweep_configs import", new)
+        assert old != new
+        (tmp_path / f"{name}.py").write_text(old)
+        get = runpy.run_path(str(tmp_path / f"{name}.py"))["get_config"]
+        assert get() == runpy.run_path(str(here / f"{name}.py"))["get_config"]()
 
 
 def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, caplog):

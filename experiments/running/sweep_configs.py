@@ -1,0 +1,8 @@
+"""The configs of programs by their name before 0.2, which config files that others wrote import."""
+
+from experiments.running.configs.compare import CompareConfig
+from experiments.running.configs.extend import ExtendConfig
+from experiments.running.configs.images import ImagesConfig
+from experiments.running.configs.tasks import TasksConfig
+
+__all__ = ("CompareConfig", "ExtendConfig", "ImagesConfig", "TasksConfig")
