@@ -175,7 +175,8 @@ def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
         if engine not in (OURS, *scale.others):
             continue
         for length, mode in itertools.product(asked, modes):
-            planned = workloads.plan(_rows(scale, length), length, mode, schemes, (engine,), limits)
+            given = _rows(scale, length), length, mode, schemes, (engine,), limits
+            planned = workloads.plan(*given) if schemes else ()  # which makes the operands
             yield length, mode, [x for x in planned if x.scheme != "matmuls"]
 
 
