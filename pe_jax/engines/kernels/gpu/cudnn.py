@@ -43,7 +43,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         "it has no logit_cap": spec.logit_cap is not None,
         "it has no segments": q.tokens.segments is not None,
         # jax (to 0.11.2 at least) takes its empty placeholder for a bias, which has this limit.
-        "an odd number of tokens": bool(q.x.shape[2] % 2 or k.x.shape[2] % 2),
+        "an odd number of tokens": q.x.shape[2] % 2 == 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
