@@ -1,14 +1,15 @@
 """Schemes that change the positions themselves, by the names that `config.positions` takes.
 
-`contiguous`, `randomized(maximum=2048)`, `shape(maximum=500)`, `cape(local_shift=0.5)`,
-`bilevel(separators=(46, 10))`. What they draw in training is a function of the step's key, so that
-a resumed run is bitwise the same. Tests follow the papers: `randomized` draws in tests too; `shape`
-and `cape` leave test positions contiguous.
+`contiguous`, `randomized(maximum=2048)`, `random_floats(trained_length=512)`, `shape(maximum=500)`,
+`cape(local_shift=0.5)`, `bilevel(separators=(46, 10))`. What they draw in training is a function of
+the step's key, so that a resumed run is bitwise the same. Tests follow the papers: `randomized`
+draws in tests too, `random_floats` spaces test positions evenly; `shape` and `cape` leave them
+contiguous.
 
 Packed documents: positions restart with each segment of a row, and are then drawn per row. A
-segment gets what it would get alone (`randomized`: a separate set; `shape`, `cape`: the row's shift
-and scale). Segments do not attend to each other, so a draw shared by a row has no effect on the
-outputs. B batch, T tokens.
+segment gets what it would get alone (`randomized`, `random_floats`: a separate set; `shape`,
+`cape`: the row's shift and scale). Segments do not attend to each other, so a draw shared by a row
+has no effect on the outputs. B batch, T tokens.
 """
 
 import dataclasses
@@ -84,6 +85,31 @@ class Randomized(Drawn):
 
 
 @dataclasses.dataclass(frozen=True)
+class RandomFloats(Drawn):
+    """`positions.random_floats` in training, `positions.evenly_spaced` in tests."""
+
+    trained_length: int = 512
+    maximum: float = 512.0
+
+    real = True
+    in_tests = True
+
+    def __post_init__(self):
+        ok = is_int(self.trained_length, 1)
+        require(ok, "trained_length", self.trained_length, "pass an integer of at least 1")
+        pos.check_range(self.maximum)
+
+    def bound(self, length, testing=False):
+        return math.ceil(self.maximum)
+
+    def draw(self, key, segments):
+        return pos.random_floats(key, len(segments), self.maximum, segments)
+
+    def test_positions(self, key, tokens, segments):
+        return pos.evenly_spaced(segments, self.trained_length, self.maximum)
+
+
+@dataclasses.dataclass(frozen=True)
 class Shape(Drawn):
     """`positions.shifted`: one shift of up to `maximum` per row, in training only."""
 
@@ -140,7 +166,14 @@ class Bilevel(Contiguous):
         return pos.bilevel(tokens, self.separators, segments, self.longest)
 
 
-SCHEMES = {kind.__name__.lower(): kind for kind in (Contiguous, Randomized, Shape, Cape, Bilevel)}
+SCHEMES = {
+    "contiguous": Contiguous,
+    "randomized": Randomized,
+    "random_floats": RandomFloats,
+    "shape": Shape,
+    "cape": Cape,
+    "bilevel": Bilevel,
+}
 
 
 def position_limit(pattern: tuple[Encoding, ...]) -> int | None:

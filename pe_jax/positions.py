@@ -3,8 +3,8 @@
 Positions say where a token is; what it may attend to is decided by token indices and segments
 (`pe_jax.engines.mask`), never by positions, which may repeat or run backwards. Schemes that change
 the positions themselves are therefore functions here, and combine with every encoding:
-`randomized`, `shifted`, `cape`, `augmented` draw from a key, `bilevel` counts in the text
-(`pe_jax.position_schemes` has them under the names that configs use).
+`randomized`, `random_floats`, `shifted`, `cape`, `augmented` draw from a key, `bilevel` counts in
+the text (`pe_jax.position_schemes` has them under the names that configs use).
 B batch, T tokens. A position of several axes has them last: (row, column), (time, row, column).
 """
 
@@ -124,6 +124,59 @@ def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.
         return jnp.sort(drawn)
     runs = jnp.cumsum(_begins(jnp.asarray(segments)), dtype=jnp.int32)
     return jax.lax.sort((runs, drawn), num_keys=2)[1]  # in order within each run
+
+
+@python_ints
+def random_floats(key: jax.Array, length: int, maximum: float, segments=None) -> jax.Array:
+    """`length` numbers drawn uniformly from [0, maximum), in order: float32 [T].
+
+    Random Float Sampling: Shimizu et al., arXiv 2602.14050, whose range is [0, 1). Tests then take
+    `evenly_spaced` positions of the same range.
+
+    Args:
+      key: PRNG key of this sequence; `jax.vmap` over keys draws a batch.
+      length: T.
+      maximum: the end of the range, above 0.
+      segments: ids [T] of documents packed into the sequence: each has positions in order.
+
+    Raises:
+      ValueError: a negative `length`, or a `maximum` that is not a finite number above 0.
+    """
+    require(is_int(length, 0), "length", length, "pass an integer of at least 0")
+    check_range(maximum)
+    require_key("key", key)
+    drawn = jax.random.uniform(key, (length,), jnp.float32, 0, maximum)
+    if segments is None:
+        return jnp.sort(drawn)
+    shape = np.shape(segments)
+    require(shape == (length,), "segments", shape, f"pass ids {[length]}")
+    runs = jnp.cumsum(_begins(jnp.asarray(segments)), dtype=jnp.int32)
+    return jax.lax.sort((runs, drawn), num_keys=2)[1]
+
+
+def evenly_spaced(segments, trained_length: int, maximum: float) -> jax.Array:
+    """(i + 1/2)·maximum/max(trained_length, n) for token i of a document of n: float32 [*B, T].
+
+    Where `random_floats` was the scheme in training (arXiv 2602.14050): longer documents lie closer
+    together in the same range. A document that grows, token by token, would move: decode with the
+    final length.
+
+    Args:
+      segments: ids [*B, T] of documents packed into rows.
+      trained_length: tokens of the longest document in training.
+      maximum: the end of the range, above 0.
+    """
+    require(is_int(trained_length, 1), "trained_length", trained_length, "pass at least 1")
+    check_range(maximum)
+    segments = jnp.asarray(segments)
+    longest = jnp.maximum(document_lengths(segments, segments), trained_length)
+    return (per_segment(segments).astype(jnp.float32) + 0.5) * maximum / longest.astype(jnp.float32)
+
+
+def check_range(maximum: float) -> None:
+    """Raises ValueError unless it ends a range: above 0, and float32 holds halves up to it."""
+    ok = is_real(maximum) and 0 < maximum <= EXACT / 2
+    require(ok, "maximum", maximum, "pass a number above 0 and at most 2**23")
 
 
 @python_ints

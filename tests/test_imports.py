@@ -19,6 +19,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
             "pe_jax.validation",
             "pe_jax.naive",
             "pe_jax.masks",
+            "pe_jax.graphs",
             "pe_jax.hf",
         ),
         ("jax", "numpy"),

@@ -129,6 +129,8 @@ def drawn(key):
     ids, tokens = jnp.asarray([[0, 0, 1, 1, 1]]), jnp.asarray([[3, 9, 3, 4, 9]])
     return (
         positions.randomized(key, 5, 40, ids[0]),
+        positions.random_floats(key, 5, 40.0, ids[0]),
+        positions.evenly_spaced(ids, 4, 40.0),
         positions.shifted(key, positions.per_segment(ids), 500),
         positions.cape(key, positions.contiguous(5, 3)),
         positions.bilevel(tokens, (9,), ids, 3),

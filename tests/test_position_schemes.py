@@ -45,6 +45,18 @@ def test_randomized_positions_rise_in_each_segment_in_training_and_in_tests():
         assert not np.array_equal(places, drawn("randomized(maximum=30)", 1, testing))
 
 
+def test_random_floats_rise_in_each_segment_and_tests_space_them_evenly():
+    spec = "random_floats(trained_length=6, maximum=30)"
+    places = drawn(spec)
+    assert all((np.diff(run) > 0).all() for run in runs(places)) and places.dtype == np.float32
+    assert places.min() >= 0 and places.max() < 30 and not np.array_equal(places, drawn(spec, 1))
+    assert not np.array_equal(*places) and (places % 1 > 0).all()
+    tested = drawn(spec, testing=True)  # documents of 4 are shorter than the trained 6, 8 are not
+    for run in runs(tested):
+        want = (2 * np.arange(len(run)) + 1) / (2 * max(6, len(run))) * 30
+        np.testing.assert_allclose(run, want, rtol=1e-6)
+
+
 def test_shape_moves_whole_rows_and_cape_every_token_but_in_training_alone():
     for run in runs(drawn("shape(maximum=1000)")):
         np.testing.assert_array_equal(run - run[0], np.arange(len(run)))
@@ -71,6 +83,7 @@ def test_bilevel_positions_come_from_the_tokens():
     [
         ("contiguous", 12, 12, 50),
         ("randomized(maximum=40)", 40, 40, None),
+        ("random_floats(maximum=40.5)", 41, 41, 41),
         ("shape(maximum=9)", 21, 12, 50),
         ("cape", 17, 12, 50),  # (11 + 5 + 0.5)·1.03 is the farthest
         ("bilevel", 12, 12, 50),
@@ -128,11 +141,14 @@ def test_tests_draw_where_the_paper_does_and_have_no_number_beyond_the_maximum()
     config = EvalConfig(lengths=(4, L, 4 * L), stride=4, windows=2, batch_tokens=4 * L)
     text = tiny.tokens(2, 8 * L + 1)
     found = {}
-    for spec in ("contiguous", "randomized(maximum=20)", "shape(maximum=7)"):
+    floats = f"random_floats(trained_length={L}, maximum={L})"
+    for spec in ("contiguous", "randomized(maximum=20)", "shape(maximum=7)", floats):
         one = Evaluator(trainer("rope", positions=spec), config)
         found[spec] = one.by_length(tiny.like(one.trainer.shapes), text)["losses"]["sliding"]
-    plain, randomized, shape = found.values()
-    assert shape == plain
+    plain, randomized, shape, floats = found.values()
+    assert shape == plain and np.isfinite(floats[str(4 * L)]).all()
+    np.testing.assert_allclose(floats[str(L)], plain[str(L)], rtol=1e-5)  # half a token farther
+    assert floats[str(4 * L)] != plain[str(4 * L)]
     assert randomized[str(4 * L)] is None and randomized["4"] != plain["4"]
     assert np.isfinite(randomized["4"]).all() and np.isfinite(plain[str(4 * L)]).all()
 
@@ -149,6 +165,8 @@ def test_tests_draw_where_the_paper_does_and_have_no_number_beyond_the_maximum()
         ("shape+cape", ("write name, or name(field=value)",)),
         ("shape(maximum=-1)", ("maximum=-1", "at least 0")),
         ("randomized(maximum=0)", ("maximum=0", "at least 1")),
+        ("random_floats(maximum=0)", ("maximum=0", "above 0")),
+        ("random_floats(trained_length=0)", ("trained_length=0", "at least 1")),
         ("randomized(maximum=63)", ("maximum must be at least length=64",)),
         ("cape(scaling=0.5)", ("scaling=0.5", "at least 1")),
         ("cape(local_shift='a')", ("local_shift='a'", "at least 0")),

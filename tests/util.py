@@ -77,6 +77,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "learned_grid": [{"height": 40, "width": 41}],
     "rope_2d": [{"channels": (2, 6), "causal": False}],
     "rope_nd": [{"channels": (4, 2, 2), "base": (100.0, 1e4, 1e3), "layout": "interleaved"}],
+    "liere": [{"block": 4}, {"block": 8, "commuting": True}],
     "mrope": [{"interleaved": True}],
     "swin": [{"height": 14, "width": 15}],
     "cpb": [{"hidden": 5, "causal": False}],

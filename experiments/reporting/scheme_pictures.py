@@ -48,6 +48,7 @@ DRAWN = {
     "dual_chunk": "dual_chunk(chunk_size=40,local_size=8)",
     "dape": "alibi+dape",
     "inkling": "inkling(extent=64)",
+    "liere": "liere(initial=0.3)",
 }
 
 

@@ -33,7 +33,8 @@ KNOWN = (
     *("learned_2d", "cpb", "mrope", "layoutlmv3", "proportional"),
     *("pope", "lerope", "log_length", "selective_rope", "wall", "clipped_rope"),
     *("inkling", "sink", "grape_ap", "path", "stick_breaking", "dual_chunk"),
-    *("rope_mixed", "rotated_values", "riflex", "dpb", "fope"),
+    *("rope_mixed", "rotated_values", "riflex", "dpb", "fope", "cayley_string"),
+    "liere",
 )
 
 

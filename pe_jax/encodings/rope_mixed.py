@@ -1,4 +1,4 @@
-"""RoPE with learned 2-D frequencies: Heo et al., "RoPE-Mixed" of RoPE-ViT, arXiv 2403.13298.
+"""RoPE with learned frequencies of several axes: Heo et al., "RoPE-Mixed", arXiv 2403.13298.
 
     angle_i = row · θ_i^row + column · θ_i^column,    both learned for each layer, head and pair i
 
@@ -21,23 +21,31 @@ from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import require_array
-from pe_jax.validation import is_real, python_ints, require
+from pe_jax.validation import is_int, is_real, python_ints, require
 
 
 @python_ints
-def initial(key: jax.Array, heads: int, head_dim: int, base: float = 10.0) -> jax.Array:
-    """Frequencies before training: float32 [2, heads, head_dim/2], of rows and of columns.
+def initial(
+    key: jax.Array, heads: int, head_dim: int, base: float = 10.0, axes: int = 2
+) -> jax.Array:
+    """Frequencies before training: float32 [axes, heads, head_dim/2], of rows and of columns.
+
+    Of other than two axes they are of length base^(-2i/E) and point in any direction.
 
     Raises:
-      ValueError: `head_dim` is no multiple of 4; `base` ≤ 1.
+      ValueError: `head_dim` is no multiple of 4 (of 2, if not of two axes); `base` ≤ 1.
     """
+    if axes != 2:
+        series = jnp.asarray(angles.geometric(head_dim, base), jnp.float32)
+        drawn = jax.random.normal(key, (axes, heads, head_dim // 2), jnp.float32)
+        return drawn / jnp.linalg.norm(drawn, axis=0)[None] * series[None, None]
     fix = "pass a multiple of 4: pairs in two directions"
     require(head_dim % 4 == 0, "head_dim", head_dim, fix)
     lengths = jnp.asarray(angles.geometric(head_dim // 2, base), jnp.float32)
     direction = jax.random.uniform(key, (heads, 1), jnp.float32, maxval=2 * jnp.pi)
     direction = jnp.concatenate([direction, direction + jnp.pi / 2], axis=1)  # [heads, 2]
-    axes = jnp.stack([jnp.sin(direction), jnp.cos(direction)])[..., None]  # row, column
-    return (axes * lengths[None, None, None]).reshape(2, heads, head_dim // 2)
+    both = jnp.stack([jnp.sin(direction), jnp.cos(direction)])[..., None]  # row, column
+    return (both * lengths[None, None, None]).reshape(2, heads, head_dim // 2)
 
 
 def rotate(
@@ -74,25 +82,31 @@ def rotate(
 
 @dataclasses.dataclass(frozen=True)
 class RoPEMixed(Encoding):
-    """Rotates q and k by learned mixtures of row and column; `base` gives initial values only."""
+    """Rotates q and k by learned mixtures of the axes; `base` gives initial values only."""
 
     base: float = 10.0
     layout: str = "interleaved"
+    axes: int = 2
 
-    claims = Claims(axes=2, real_positions=True)
+    @property
+    def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Claims of real positions with this number of axes."""
+        return Claims(axes=self.axes, real_positions=True)
 
     def __post_init__(self):
+        require(is_int(self.axes, 2), "axes", self.axes, "pass an integer of at least 2, or lerope")
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
         require(self.layout in rope.LAYOUTS, "layout", self.layout, f"choose one of {rope.LAYOUTS}")
 
     def check(self, dims):
-        """Pairs in two directions need a multiple of 4 channels."""
-        fix = "pairs in two directions: use a multiple of 4"
-        require(dims.head_dim % 4 == 0, "head_dim", dims.head_dim, fix)
+        """Pairs in two directions need a multiple of 4 channels, in any direction one of 2."""
+        of = 4 if self.axes == 2 else 2
+        fix = f"pairs in {'two' if of == 4 else 'any'} directions: use a multiple of {of}"
+        require(dims.head_dim % of == 0, "head_dim", dims.head_dim, fix)
 
     def init_layer(self, key, dims):
-        """Frequencies [2, K, E/2], of rows and of columns, for each key head: keep them float32."""
-        return {"frequencies": initial(key, dims.kv_heads, dims.head_dim, self.base)}
+        """Frequencies [A, K, E/2], of rows and of columns, for each key head: keep them float32."""
+        return {"frequencies": initial(key, dims.kv_heads, dims.head_dim, self.base, self.axes)}
 
     def terms(self, params, dims):
         frequencies = params.layer["frequencies"]

@@ -42,6 +42,8 @@ from pe_jax.encodings.learned_2d import Learned2D as learned_2d
 from pe_jax.encodings.learned_grid import LearnedGrid as learned_grid
 from pe_jax.encodings.rope_2d import RoPE2D as rope_2d
 from pe_jax.encodings.rope_mixed import RoPEMixed as rope_mixed
+from pe_jax.encodings.cayley_string import CayleyString as cayley_string
+from pe_jax.encodings.liere import LieRE as liere
 from pe_jax.encodings.rope_nd import RoPEND as rope_nd
 from pe_jax.encodings.mrope import MRoPE as mrope
 from pe_jax.encodings.swin import Swin as swin

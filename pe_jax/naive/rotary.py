@@ -202,13 +202,59 @@ def rope_2d(
     return rotated(row, np.concatenate(angles, axis=-1), layout)
 
 
-def rope_mixed(row: Row, frequencies: Array, *, base=10.0, layout="interleaved") -> Array:
+def rope_mixed(row: Row, frequencies: Array, *, base=10.0, layout="interleaved", axes=2) -> Array:
     """Heo et al., arXiv 2403.13298: each head's pairs turn by mixtures of row and column.
 
-    Frequencies [2, K, E/2] are those of rows and of columns; `base` gave their initial values.
+    Frequencies [axes, K, E/2] are those of rows and of columns; `base` gave their initial values.
     """
     frequencies = np.repeat(frequencies, len(row.q) // frequencies.shape[1], axis=1)
     return rotated(row, np.einsum("tsa,ahp->htsp", row.distance, frequencies), layout)
+
+
+def liere(
+    row: Row,
+    generators: Array,
+    factors: Array | None = None,
+    *,
+    axes=2,
+    block=8,
+    initial=2 * np.pi,
+    commuting=False,
+) -> Array:
+    """Ostmeier et al., "LieRE", arXiv 2406.10322, algorithm 2: R_i q_i·R_j k_j/sqrt(E).
+
+    Block m of head h of R_i is the exponential of Σ_a p_ia·A, A the upper part of `generators`
+    [A or 1, K, M, b, b] minus its transpose; of ComRoPE times `factors` [A, K, M].
+    """
+    (heads, length, dim), kv_heads = row.q.shape, generators.shape[1]
+    factors = np.ones((axes, kv_heads, dim // block)) if factors is None else factors
+    upper = np.triu(generators, 1) * factors[..., None, None]
+    skew = upper - upper.swapaxes(-1, -2)
+    turned = np.zeros((2, heads, length, dim))
+    for h, i, m in np.ndindex(heads, length, dim // block):
+        places = np.atleast_1d(row.positions[i])
+        sizes, vectors = np.linalg.eigh(
+            1j * np.tensordot(places, skew[:, h * kv_heads // heads, m], 1)
+        )
+        turn = np.real(vectors * np.exp(-1j * sizes) @ vectors.conj().T)
+        part = slice(m * block, (m + 1) * block)
+        turned[:, h, i, part] = turn @ row.q[h, i, part], turn @ row.k[h, i, part]
+    return np.einsum("hte,hse->hts", *turned) / dim**0.5
+
+
+def cayley_string(
+    row: Row, skew: Array, frequencies: Array, *, axes=2, base=100.0, layout="interleaved"
+) -> Array:
+    """Schenck et al., "STRING", arXiv 2502.02562, eq. 9 and 10: RoPE_ij P q_i·P k_j/sqrt(E).
+
+    P = (I - S)(I + S)^-1 of S, the upper part of `skew` minus its transpose; pair i turns by
+    Σ_a d_a·frequencies[a, i].
+    """
+    s, one = np.triu(skew, 1) - np.triu(skew, 1).T, np.eye(len(skew))
+    basis = (one - s) @ np.linalg.inv(one + s)
+    distance = row.distance.reshape(*row.distance.shape[:2], axes)
+    row = row._replace(q=row.q @ basis.T, k=row.k @ basis.T)
+    return rotated(row, distance @ frequencies, layout)
 
 
 def rope_nd(

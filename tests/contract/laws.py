@@ -27,16 +27,21 @@ EXEMPT: dict[str, dict[str, str]] = {
         "xpos": "it scales besides: norms change with the position",
         "pope": "it takes magnitudes of channels: norms change, once; test_pope has the distances",
         "fope": "sums of waves are no rotation; test_fope says when they are one",
+        "cayley_string": "R_0 is a basis; test_cayley_string has the law for two tokens",
+        "liere": "larger generators do not commute; test_liere says when only differences count",
     },
     "parameters' gradients anywhere": {
         "rope_mixed": "a sum over tokens, each times its position: its rounding grows with them;"
         " test_rope_mixed compares it on images",
         "lerope": "as rope_mixed; test_lerope bounds it by the positions",
+        "cayley_string": "as rope_mixed; test_cayley_string compares it on images",
+        "liere": "as rope_mixed; test_liere compares it on images",
     },
     "groups": {
         "rope_mixed": "it has parameters for each key head; test_rope_mixed repeats these as well",
         "selective_rope": "as rope_mixed; test_selective_rope repeats them",
         "fope": "as rope_mixed; test_fope repeats them",
+        "liere": "as rope_mixed; test_liere repeats them",
     },
     "alone": {
         "sink": "its logit takes a share where a token sees itself alone; test_sink has it",

@@ -98,6 +98,20 @@ def test_randomized_positions_are_any_ordered_set_as_likely_as_another():
     np.testing.assert_array_equal(pos.randomized(KEYS[1], 3, 99), pos.randomized(KEYS[1], 3, 99))
 
 
+def test_random_floats_are_the_order_statistics_of_a_uniform_range():
+    """Of n uniform numbers in [0, 1), number i has mean i/(n + 1)."""
+    drawn = np.asarray(jax.vmap(lambda k: pos.random_floats(k, 4, 50.0))(KEYS))
+    spread = (drawn.std(0) / len(KEYS) ** 0.5).max()
+    np.testing.assert_allclose(drawn.mean(0), 50 * np.arange(1, 5) / 5, atol=4 * spread)
+    assert drawn.dtype == np.float32 and (np.diff(drawn) >= 0).all()
+    ids = np.int32([3, 3, 1, 1])
+    of_two = np.asarray(jax.vmap(lambda k: pos.random_floats(k, 4, 50.0, ids))(KEYS))
+    np.testing.assert_array_equal(np.sort(of_two), drawn)  # the same numbers, dealt to the two
+    np.testing.assert_allclose(of_two.mean(0)[::2], 50 / 3, atol=4 * spread)
+    np.testing.assert_allclose(pos.evenly_spaced(ids, 5, 50.0), [5, 15, 5, 15], rtol=1e-6)
+    np.testing.assert_allclose(pos.evenly_spaced(ids, 1, 50.0), [12.5, 37.5] * 2, rtol=1e-6)
+
+
 def test_each_segment_has_a_randomized_set_of_its_own_as_if_it_were_alone():
     ids = np.array([4, 4, 1])
     drawn = np.asarray(jax.vmap(lambda k: pos.randomized(k, 3, 5, ids))(KEYS))
@@ -178,6 +192,9 @@ def recovered(places: np.ndarray, drawn: np.ndarray) -> dict[str, np.ndarray]:
         (lambda k: pos.randomized(k, 8, 7), ("maximum=7", "at least the length 8")),
         (lambda k: pos.randomized(k, 8, 9.0), ("maximum=9.0", "at least the length 8")),
         (lambda k: pos.randomized(k, -1, 9), ("length=-1", "at least 0")),
+        (lambda k: pos.random_floats(k, -1, 9.0), ("length=-1", "at least 0")),
+        (lambda k: pos.random_floats(k, 8, np.inf), ("maximum=inf", "above 0")),
+        (lambda k: pos.evenly_spaced(np.zeros(3, int), 0, 9.0), ("trained_length=0", "at least 1")),
         (lambda k: pos.shifted(k, [0], -1), ("maximum=-1", "at least 0")),
         (lambda k: pos.cape(k, [0], global_shift=-1), ("global_shift=-1", "at least 0")),
         (lambda k: pos.cape(k, [0], local_shift=np.nan), ("local_shift=nan", "at least 0")),

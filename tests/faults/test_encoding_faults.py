@@ -167,6 +167,13 @@ FIELDS = [
     ("dual_chunk", "chunk_size", [1, 3072.0], "at least 2"),
     ("dual_chunk", "local_size", [-1, 3072, 0.5], "below chunk_size"),
     ("rope_mixed", "base", [1, np.inf], "above 1"),
+    ("cayley_string", "axes", [0, 2.0], "at least 1"),
+    ("cayley_string", "base", [1, np.inf], "above 1"),
+    ("cayley_string", "layout", ["neox"], "half"),
+    ("liere", "axes", [0, 2.0], "at least 1"),
+    ("liere", "block", [1, 8.0], "at least 2"),
+    ("liere", "initial", [0, np.inf], "above 0"),
+    ("liere", "commuting", ["no", 1], "True or False"),
     ("rope_mixed", "layout", ["neox"], "half"),
 ]
 ROTATED = [row[1:] for row in FIELDS if row[0] == "rope"]

@@ -64,7 +64,10 @@ def test_half_precision_frequencies_are_a_type_error(dtype):
         refused(call, name, f"dtype {jnp.dtype(dtype)}", "keep it float32", error=TypeError)
 
 
-@pytest.mark.parametrize("name", ["rope_mixed", "lerope", "selective_rope"])
+MULTIPLIED = ["rope_mixed", "lerope", "selective_rope", "cayley_string", "liere"]
+
+
+@pytest.mark.parametrize("name", MULTIPLIED)
 @pytest.mark.parametrize("dtype", HALF)
 def test_half_precision_parameters_that_positions_multiply_are_a_type_error(name, dtype):
     encoding = pe_jax.make(name)
@@ -79,8 +82,7 @@ def test_half_precision_parameters_that_positions_multiply_are_a_type_error(name
 BOUNDED = [
     name
     for name, kind in ENCODINGS.items()
-    if name not in ("rope_mixed", "lerope", "selective_rope")
-    and jax.tree.leaves(random_params(kind(), WIDE))
+    if name not in MULTIPLIED and jax.tree.leaves(random_params(kind(), WIDE))
 ]
 
 

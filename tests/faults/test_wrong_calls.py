@@ -337,6 +337,7 @@ FUNCTIONS: Calls = [
     *((lambda x=x: positions.contiguous(3, x), "offset has dtype") for x in ("a", 1.5)),
     *((lambda x=x: positions.randomized(x, 3, 9), f"key={x!r}") for x in (0, "a", None)),
     (lambda: positions.randomized(KEY, 3, 9, np.zeros(4, int)), "segments=(4,): pass ids [3]"),
+    (lambda: positions.random_floats(KEY, 3, 9.0, np.zeros(4, int)), "segments=(4,): pass ids [3]"),
     (lambda: positions.shifted(0, HERE, 3), "key=0: pass one key"),
     *((lambda x=x: positions.per_segment(x), "segments has dtype") for x in ("a", None, [0.0])),
     (lambda: positions.per_segment(3), "segments=(): pass ids [*B, T]"),

@@ -1,0 +1,116 @@
+"""Cayley-STRING: Schenck et al., "Learning the RoPEs", arXiv 2502.02562, eq. 9 and 10.
+
+    R(p) x = RoPE(p)·P x,     P = (I - S)(I + S)^-1,     S skew-symmetric, learned
+
+RoPE in a learned basis: pair i of P x turns by Σ_a p_a·θ_ai. Every rotation of q and k whose
+product depends on the displacement alone is one of these (theorem 3.4). P is one for q and k of all
+heads of a layer, so that it cancels where two tokens are at one place.
+
+Where q and k are projections of an input, P could be a part of both: the scheme is then RoPE-Mixed
+with weights that are learned along another path. With a norm between the two it is more than that.
+
+The paper leaves θ to RoPE; LSP-DETR, which was released with it, learns θ [A, E/2] from
+`base`^(-2i/E), the same on all axes, with base 100: so it is here.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import rope, rope_mixed
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Rotation
+from pe_jax.numerics import angles
+from pe_jax.numerics.arrays import require_array
+from pe_jax.validation import is_int, is_real, require
+
+
+def basis(skew: jax.Array) -> jax.Array:
+    """P = (I - S)(I + S)^-1, orthogonal: float32 [E, E].
+
+    Args:
+      skew: [E, E]; only what lies above the diagonal is read: S is that minus its transpose.
+
+    Raises:
+      ValueError: not a square matrix.
+      TypeError: no array of floats.
+    """
+    require_array("skew", skew, 2)
+    square = skew.ndim == 2 and skew.shape[0] == skew.shape[1]
+    require(square, "skew.shape", skew.shape, "pass a square matrix")
+    upper = jnp.triu(skew.astype(jnp.float32), 1)
+    s, one = upper - upper.T, jnp.eye(len(upper), dtype=jnp.float32)
+    return jnp.linalg.solve(one + s, one - s)  # the two commute
+
+
+def rotate(
+    x: jax.Array, positions, skew: jax.Array, frequencies: jax.Array, layout: str = "interleaved"
+) -> jax.Array:
+    """RoPE(p)·P x.
+
+    Args:
+      x: [..., T, H, E].
+      positions: integers or float32 [T, A] or [..., T, A], any sign.
+      skew: [E, E], as in `basis`.
+      frequencies: float32 [A, F], 2F ≤ E.
+      layout: of pairs, "half" or "interleaved".
+
+    Returns:
+      The shape and dtype of x (the product and the rotation are float32).
+
+    Raises:
+      ValueError: a matrix that does not fit x, and what `rope_mixed.rotate` raises.
+      TypeError: the same.
+    """
+    require_array("x", x, 3)
+    require_array("frequencies", frequencies, 2)
+    matrix = basis(skew)
+    fits = len(matrix) == x.shape[-1]
+    require(fits, "skew.shape", skew.shape, f"x has {x.shape[-1]} channels per head")
+    exact = jax.lax.Precision.HIGHEST
+    there = jnp.einsum("ij,...j->...i", matrix, x.astype(jnp.float32), precision=exact)
+    return rope_mixed.rotate(there, positions, frequencies[:, None], layout).astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class CayleyString(Encoding):
+    """Rotates q and k in a learned basis; S begins at 0, where the basis is the channels'.
+
+    `base` gives initial frequencies only: 100 is for indices of patches, 1e4 for those of tokens.
+    """
+
+    axes: int = 2
+    base: float = 100.0
+    layout: str = "interleaved"
+
+    def __post_init__(self):
+        require(is_int(self.axes, 1), "axes", self.axes, "pass an integer of at least 1")
+        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
+        require(self.layout in rope.LAYOUTS, "layout", self.layout, f"choose one of {rope.LAYOUTS}")
+
+    @property
+    def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Claims of real positions with this number of axes."""
+        return Claims(axes=self.axes, real_positions=True)
+
+    def check(self, dims):
+        """A head must be even."""
+        fix = "rotations turn pairs: use an even head width"
+        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+
+    def init_layer(self, key, dims):
+        """`skew` [E, E], zeros, and `frequencies` [A, E/2]: keep them float32."""
+        series = jnp.asarray(angles.geometric(dims.head_dim, self.base), jnp.float32)
+        return {
+            "skew": jnp.zeros((dims.head_dim, dims.head_dim), jnp.float32),
+            "frequencies": jnp.tile(series[None], (self.axes, 1)),
+        }
+
+    def terms(self, params, dims):
+        return (Rotation(self.rotate, self.rotate, params.layer),)
+
+    def rotate(self, arrays, x, positions):
+        """R_position x: [..., T, H, E]."""
+        positions = positions[..., None] if self.axes == 1 else positions
+        return rotate(x, positions, arrays["skew"], arrays["frequencies"], self.layout)

@@ -1,0 +1,156 @@
+"""LieRE and ComRoPE: exponentials of generators, in float64; when only differences count."""
+
+import jax
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import positions as pos
+from pe_jax.encodings import liere, rope_mixed
+from tests import util
+from tests.util import H, K, T, assert_close
+
+PLACES = np.asarray(pos.grid(3, 5))[:T]
+CUBE = np.stack([np.arange(T) % 3, np.arange(T) // 3, np.arange(T) % 2], axis=-1)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("fields", "places"),
+    [
+        ({}, PLACES),
+        ({"block": 4}, PLACES / np.float32(5)),
+        ({"block": 4, "axes": 3}, CUBE),
+        ({"axes": 1}, np.arange(T) - 4),
+        ({"block": 4, "commuting": True}, PLACES),
+        ({"axes": 3, "commuting": True}, CUBE),
+    ],
+)
+def test_blocks_turn_by_the_exponential_of_the_sum_over_axes(fields, places, causal):
+    encoding = pe_jax.make("liere", **fields)
+    params, (q, k, v) = util.random_params(encoding), (x[0] for x in util.inputs())
+    given = {"q_positions": places, "causal": causal}
+    ours = pe_jax.attention(q, k, v, encoding=encoding, params=params, **given)
+    want = util.naive_attention(encoding, params, q, k, v, positions=places, causal=causal)
+    assert_close(ours, want)
+
+
+def test_blocks_of_two_channels_are_rope_mixed():
+    frequencies = util.noise(2, K, 4)
+    generators = np.zeros((2, K, 4, 2, 2), np.float32)
+    generators[..., 0, 1] = -frequencies  # the pair turns from the first channel to the second
+    x = util.noise(T, H, 8)
+    want = rope_mixed.rotate(x, PLACES, frequencies)
+    assert_close(liere.rotate(x, PLACES, generators), want, 2e-6)
+
+
+def products(fields, shift, places=PLACES):
+    """q·k of all pairs after the rotation, at positions moved by `shift`: [H, T, T]."""
+    encoding, (q, k, _) = pe_jax.make("liere", **fields), util.inputs()
+    params = encoding.init(jax.random.key(0), pe_jax.Dims(H * 8, H, H, 8))
+    q, k = (np.repeat(x[0], H // x.shape[2], axis=1) for x in (q, k))
+    turned = (
+        util.rotate(encoding, side, params, x, places + shift) for side, x in (("q", q), ("k", k))
+    )
+    return encoding, np.einsum("the,she->hts", *turned)
+
+
+@pytest.mark.parametrize(
+    ("fields", "places", "relative"),
+    [
+        ({"initial": 0.2}, PLACES, False),
+        ({"initial": 0.2, "commuting": True}, PLACES, True),
+        ({"initial": 0.2, "block": 2}, PLACES, True),
+        ({"initial": 0.2, "axes": 1}, np.arange(T), True),
+    ],
+)
+def test_only_differences_count_where_generators_commute(fields, places, relative):
+    encoding, here = products(fields, 0, places)
+    there = products(fields, 7, places)[1]
+    assert (np.abs(here - there).max() < 2e-4 * np.abs(here).max()) == relative
+    assert encoding.claims.absolute_rotation == (not relative)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 16])
+@pytest.mark.parametrize("scale", [0.0, 0.01, 1.0, 30.0, 1e5])
+def test_the_exponential_is_a_rotation_of_any_size(size, scale):
+    upper = np.triu(util.noise(7, size, size), 1)
+    skew = (scale * (upper - upper.swapaxes(-1, -2))).astype(np.float32)
+    got = np.asarray(liere.exponential(skew), np.float64)
+    assert_close(got.swapaxes(-1, -2) @ got, np.tile(np.eye(size), (7, 1, 1)), 5e-6)
+    sizes, vectors = np.linalg.eigh(1j * skew.astype(np.float64))
+    want = (vectors * np.exp(-1j * sizes)[:, None] @ vectors.conj().swapaxes(-1, -2)).real
+    assert_close(got, want, 1e-6 + 3e-7 * np.abs(sizes).max())
+
+
+@pytest.mark.parametrize("case", ["any", "equal eigenvalues", "zero"])
+def test_its_derivative_is_the_quotient_of_differences_in_float64(case):
+    upper = np.triu(util.noise(6, 6), 1).astype(np.float64)
+    skew = {
+        "any": 3 * (upper - upper.T),
+        "equal eigenvalues": np.kron(np.eye(3), [[0, 2.0], [-2.0, 0]]),
+        "zero": 0 * upper,
+    }[case]
+    change = np.triu(util.noise(6, 6, seed=4), 1).astype(np.float64)
+    change -= change.T
+
+    def exact(a):
+        sizes, vectors = np.linalg.eigh(1j * a)
+        return (vectors * np.exp(-1j * sizes) @ vectors.conj().T).real
+
+    want = (exact(skew + 1e-5 * change) - exact(skew - 1e-5 * change)) / 2e-5
+    floats = np.float32(skew), np.float32(change)
+    assert_close(jax.jvp(liere.exponential, floats[:1], floats[1:])[1], want, 2e-5)
+    weights = util.noise(6, 6, seed=5)
+    back = jax.grad(lambda a: (liere.exponential(a) * weights).sum())(floats[0])
+    np.testing.assert_allclose((np.asarray(back) * change).sum(), (want * weights).sum(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("commuting", [False, True])
+def test_parameters_are_learned_alike_by_every_engine(commuting):
+    encoding = pe_jax.make("liere", block=4, commuting=commuting)
+    params, qkv = util.random_params(encoding), util.inputs()
+
+    def loss(params, implementation):
+        given = {"encoding": encoding, "params": params, "implementation": implementation}
+        out = pe_jax.attention(*qkv, q_positions=PLACES, causal=False, **given)
+        return (out * util.noise(*out.shape, seed=9)).sum()
+
+    engines = "dense", util.TILED
+    dense, tiled = util.jit(lambda p: [jax.grad(loss)(p, engine) for engine in engines])(params)
+    assert_close(tiled, dense)
+    above = np.triu(np.ones((4, 4), bool), 1)
+    learned = np.asarray(dense.layer["generators"])
+    assert (np.abs(learned[..., above]) > 1e-7).all() and not learned[..., ~above].any()
+    assert not commuting or (np.abs(dense.layer["factors"]) > 1e-7).all()
+
+
+@pytest.mark.parametrize("commuting", [False, True])
+def test_queries_share_the_generators_of_their_key_head(commuting):
+    encoding = pe_jax.make("liere", block=4, commuting=commuting)
+    params, (q, k, v) = util.random_params(encoding), util.inputs()
+    given = {"encoding": encoding, "q_positions": PLACES, "causal": False}
+    wide = (np.repeat(x, H // K, axis=2) for x in (k, v))
+    many = {name: np.repeat(x, H // K, axis=1) for name, x in params.layer.items()}
+    want = pe_jax.attention(q, *wide, params=pe_jax.Params({}, many), **given)
+    assert_close(pe_jax.attention(q, k, v, params=params, **given), want)
+
+
+def test_initial_values_are_the_authors():
+    dims = pe_jax.Dims(512, 8, 4, 64)
+    drawn = pe_jax.make("liere", axes=3).init_layer(jax.random.key(0), dims)["generators"]
+    assert drawn.shape == (3, 4, 8, 8, 8) and drawn.min() >= 0
+    np.testing.assert_allclose([drawn.mean(), drawn.max()], [np.pi, 2 * np.pi], rtol=0.02)
+    layer = pe_jax.make("liere", commuting=True).init_layer(jax.random.key(0), dims)
+    assert layer["generators"].shape == (1, 4, 8, 8, 8) and layer["factors"].shape == (2, 4, 8)
+
+
+def test_what_does_not_fit_is_refused():
+    x = util.noise(6, 3, 8)
+    for shape in ((2, 2, 1, 8, 8), (2, 3, 2, 8, 8), (2, 3, 2, 4, 3)):
+        with pytest.raises(ValueError, match="3 heads of 8 = M·b channels"):
+            liere.rotate(x, PLACES[:6], np.zeros(shape, np.float32))
+    with pytest.raises(ValueError, match="pass 3 axes last"):
+        liere.rotate(x, PLACES[:6], np.zeros((3, 3, 1, 8, 8), np.float32))
+    with pytest.raises(ValueError, match="blocks of 6 channels"):
+        pe_jax.make("liere", block=6).check(util.DIMS)
