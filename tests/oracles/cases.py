@@ -312,6 +312,18 @@ CASES = {
         [{"height": 3, "width": 4}],
         {"height": WINDOWS, "width": WINDOWS},
     ),
+    "cayley_string_torch": ([{"axes": 2}], {"axes": st.integers(2, 4)}),
+    "liere_torch": (
+        [
+            {"axes": 2, "block": 4, "commuting": False},
+            {"axes": 3, "block": 8, "commuting": True},
+        ],
+        {
+            "axes": st.integers(2, 4),
+            "block": st.sampled_from([2, 4, 8]),
+            "commuting": st.booleans(),
+        },
+    ),
     "rope_nd_minimax_m3": (
         [{"head_dim": 8, "base": 1e4}],
         # As of three sections: their frequencies are powers in float32.

@@ -66,10 +66,12 @@ from tests.oracles.live.rotary import (
 )
 from tests.oracles.live.scalings import rope_gemma3, rope_hunyuan, rope_scaled
 from tests.oracles.live.vision import (
+    cayley_string_torch,
     cpb_swinv2,
     cpb_timm,
     cpb_x_transformers,
     layoutlmv3_attention,
+    liere_torch,
     mrope_positions,
     mrope_qwen2_vl,
     mrope_qwen3_vl,
@@ -150,6 +152,8 @@ ORACLES = {
     "rope_2d_dinov3": rope_2d_dinov3,
     "rope_2d_timm": rope_2d_timm,
     "rope_mixed_timm": rope_mixed_timm,
+    "cayley_string_torch": cayley_string_torch,
+    "liere_torch": liere_torch,
     "rope_nd_minimax_m3": rope_nd_minimax_m3,
     "mrope_qwen2_vl": mrope_qwen2_vl,
     "mrope_qwen3_vl": mrope_qwen3_vl,

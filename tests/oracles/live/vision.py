@@ -9,9 +9,11 @@ import sys
 import types
 from math import prod
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from torch.nn.utils import parametrizations
 from transformers.models.beit import modeling_beit
 from transformers.models.dinov3_vit import modeling_dinov3_vit
 from transformers.models.layoutlmv3 import modeling_layoutlmv3
@@ -95,6 +97,47 @@ def rope_mixed_timm(rng, length, height, width):
     table = module.get_embed([height, width])[0]
     inputs["frequencies"] = module.freqs[:, 0]
     return inputs, _turned_by_timm(modeling_timm, inputs, table, False)
+
+
+def liere_torch(rng, length, axes, block, commuting):
+    """Learned blocks; where they commute, one for all axes times a factor of each."""
+    inputs = rotary_inputs(rng, length)
+    inputs["positions"] = torch.from_numpy(rng.random((length, axes), np.float32))
+    drawn = normal(rng, 1 if commuting else axes, 2, HEAD_DIM // block, block, block)
+    factors = normal(rng, axes, 2, HEAD_DIM // block) if commuting else torch.ones(axes, 1, 1)
+    skew = factors[..., None, None] * (drawn.triu(1) - drawn.triu(1).mT)
+    modeling_torch = torch.linalg
+    turn = modeling_torch.matrix_exp(torch.einsum("ta,ahmij->thmij", inputs["positions"], skew))
+
+    def turned(x):
+        return torch.einsum("thmij,bthmj->bthmi", turn, x.unflatten(-1, (-1, block))).flatten(-2)
+
+    outputs = {name: turned(inputs[name]) for name in ("q", "k")}
+    inputs |= {"generators": drawn, **({"factors": factors} if commuting else {})}
+    return inputs, outputs
+
+
+def cayley_string_torch(rng, length, axes):
+    """LSP-DETR's module, but that its frequencies are drawn."""
+    inputs = rotary_inputs(rng, length)
+    inputs["positions"] = torch.from_numpy(10 * rng.random((length, axes), np.float32))
+    layer = torch.nn.Linear(HEAD_DIM, HEAD_DIM, bias=False)
+    modeling_torch = parametrizations
+    layer = modeling_torch.orthogonal(layer, orthogonal_map="cayley", use_trivialization=False)
+    lower = normal(rng, HEAD_DIM, HEAD_DIM)
+    layer.parametrizations.weight.original.copy_(lower)
+    frequencies = normal(rng, axes, HEAD_DIM // 2)
+    angle = (inputs["positions"] @ frequencies)[:, None]
+    waves = torch.polar(torch.ones_like(angle), angle)
+
+    def turned(x):
+        pairs = torch.view_as_complex(layer(x).unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * waves).flatten(-2)
+
+    outputs = {name: turned(inputs[name]) for name in ("q", "k")}
+    # Theirs is (I + A/2)(I - A/2)^-1 of the part below the diagonal.
+    inputs |= {"skew": lower.tril(-1).mT / 2, "frequencies": frequencies}
+    return inputs, outputs
 
 
 def timm_layers(file: str):

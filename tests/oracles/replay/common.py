@@ -62,7 +62,7 @@ def both(inputs, encoding, implementation, **options):
     }
 
 
-def turned(encoding, inputs, places):
-    """Queries and keys as a rotation without parameters leaves them."""
-    none = pe_jax.Params({}, {})
-    return {side: util.rotate(encoding, side, none, inputs[side], places) for side in "qk"}
+def turned(encoding, inputs, places, layer=()):
+    """Queries and keys as a rotation leaves them, of these parameters of a layer."""
+    params = pe_jax.Params({}, dict(layer))
+    return {side: util.rotate(encoding, side, params, inputs[side], places) for side in "qk"}

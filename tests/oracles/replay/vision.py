@@ -27,6 +27,13 @@ def rotary_mixed(settings, inputs, implementation):
     return {n: rope_mixed.rotate(jnp.asarray(inputs[n]), grid, frequencies) for n in ("q", "k")}
 
 
+def of_parameters(settings, inputs, implementation):
+    """A scheme whose parameters are inputs besides q, k and positions."""
+    name = "liere" if "generators" in inputs else "cayley_string"
+    layer = {n: jnp.asarray(x) for n, x in inputs.items() if n not in ("q", "k", "positions")}
+    return turned(pe_jax.make(name, **settings), inputs, inputs["positions"], layer)
+
+
 def rotary_nd(settings, inputs, implementation):
     encoding = pe_jax.make("rope_nd", base=settings["base"])
     return turned(encoding, inputs, inputs["positions"])
