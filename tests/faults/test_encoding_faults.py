@@ -175,6 +175,7 @@ FIELDS = [
     ("liere", "initial", [0, np.inf], "above 0"),
     ("liere", "commuting", ["no", 1], "True or False"),
     ("rope_mixed", "layout", ["neox"], "half"),
+    ("rope_mixed", "axes", [1, 2.0], "at least 2"),
 ]
 ROTATED = [row[1:] for row in FIELDS if row[0] == "rope"]
 OF_ROPE = ("lerope", "rerope", "self_extend", "dual_chunk", "rotated_values")
