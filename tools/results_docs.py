@@ -42,7 +42,8 @@ from pe_jax.training.optimizer import schedule
 from pe_jax.training.paths import local
 
 REFERENCE = "rope"
-TRAINED = {"novels": 128, "extrapolation": 64, "field_2026": 64}
+TRAINED = {"novels": 128, "extrapolation": 64, "field_2026": 64, "compare": 64}
+BY_LENGTH = ("novels", "extrapolation", "field_2026")  # drawn as losses too
 TRAINED_TASKS = {"tasks": 12, "tasks_decoders": 16, "what_where": 16}  # symbols
 SERIES = ("sizes", "steps")
 IMAGES = {"images_accuracy": "discs", "images_digits": "digits"}
@@ -65,19 +66,6 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def losses(path: Path, trained: int) -> Results:
     """A comparison from the loss of each seed at each length."""
     return of_table(rows_of(path), REFERENCE, trained)
-
-
-def verdicts(path: Path, trained: int) -> Results:
-    """A comparison from the paired differences of its verdicts: the reference has a loss of 0."""
-    table = rows_of(path)
-    count = max(len(row["each_seed"].split(";")) for row in table)
-    rows = []
-    for row in table:
-        none = "0" if row["encoding"] == REFERENCE else ""
-        each = row["each_seed"].split(";") if row["each_seed"] else [none] * count
-        same = {**row, "protocol": PROTOCOLS[0]}
-        rows += [{**same, "seed": seed, "loss": loss} for seed, loss in enumerate(each)]
-    return of_table(rows, REFERENCE, trained)
 
 
 def by_position(path: Path, like: Results) -> Results:
@@ -184,14 +172,12 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
     for stem, trained in TRAINED.items():
         found = losses(folder / f"{stem}.csv", trained)
         yield f"{stem}_differences", figures.differences_by_length(found, PROTOCOLS[0])
-        for protocol in PROTOCOLS:
+        for protocol in PROTOCOLS if stem in BY_LENGTH else ():
             name = f"{stem}_{protocol.replace('-', '_')}"
             yield name, figures.loss_by_length(found, protocol)
     positions = by_position(folder / "novels_by_position.csv", losses(folder / "novels.csv", 128))
     yield "novels_by_position", figures.differences_by_position(positions)
     compared = config_of("compare.py", CompareConfig)
-    decided = verdicts(folder / "compare_verdicts.csv", compared.length)
-    yield "compare_differences", figures.differences_by_length(decided, PROTOCOLS[0])
     yield "loss_by_step", figures.loss_by_step(by_step(folder / "loss_by_step.csv", compared))
     trained_on = config_of("steps.py:4000", CompareConfig)
     longer = by_step(folder / "steps_4000_by_step.csv", trained_on)
