@@ -84,8 +84,8 @@ class ModelConfig:
     @property
     def windows(self) -> tuple[tuple[int | None, int], ...]:
         """The window, or None, and the sinks of layers 0 … P - 1."""
-        rest = Windowed(Encoding(), self.window or None, self.sinks)
-        layers = (x if isinstance(x, Windowed) else rest for x in parse(self.encoding))
+        default = Windowed(Encoding(), self.window or None, self.sinks)
+        layers = (x if isinstance(x, Windowed) else default for x in parse(self.encoding))
         return tuple((layer.window, layer.sinks) for layer in layers)
 
     @property
