@@ -74,19 +74,19 @@ def verdicts(path: Path, trained: int) -> Results:
     rows = []
     for row in table:
         none = "0" if row["encoding"] == REFERENCE else ""
-        each = row["each_seed"].split(";") if row["each_seed"] else [none] * count
+        seed_losses = row["each_seed"].split(";") if row["each_seed"] else [none] * count
         same = {**row, "protocol": PROTOCOLS[0]}
-        rows += [{**same, "seed": seed, "loss": loss} for seed, loss in enumerate(each)]
+        rows += [{**same, "seed": seed, "loss": loss} for seed, loss in enumerate(seed_losses)]
     return of_table(rows, REFERENCE, trained)
 
 
 def by_position(path: Path, like: Results) -> Results:
     """One run per scheme, whose loss at a position is the mean of the bin in the table."""
     rows = [row for row in rows_of(path) if row["position"]]
-    found = nested(rows, ("encoding", "position"), lambda row: float(row["loss"]))
+    bins = nested(rows, ("encoding", "position"), lambda row: float(row["loss"]))
     at, runs = np.arange(1, like.longest + 1), {}
     windows = {PROTOCOLS[0]: {str(like.longest): [0.0] * 12}}
-    for name, points in found.items():
+    for name, points in bins.items():
         centre = np.array([*map(float, points)])
         loss = np.array([*points.values()])[np.abs(np.log(at[:, None] / centre)).argmin(1)]
         runs[name] = {0: finished({"losses": windows, "by_position": {"loss": loss.tolist()}})}
@@ -96,13 +96,13 @@ def by_position(path: Path, like: Results) -> Results:
 
 def series(path: Path) -> list[series_figure.Point]:
     """The differences of a table that `experiments.report --series` wrote."""
-    found = []
+    points = []
     for row in rows_of(path):
         parameters, steps, length = (int(row[x]) for x in ("parameters", "steps", "length"))
         values = statistics.estimate([*map(float, row["each_seed"].split(";"))])
         scheme = Scheme(row["encoding"], row["encoding"], 0, {})
-        found.append(series_figure.Point(scheme, parameters, steps, length, values))
-    return found
+        points.append(series_figure.Point(scheme, parameters, steps, length, values))
+    return points
 
 
 def by_step(path: Path, config: CompareConfig) -> Results:
@@ -111,26 +111,26 @@ def by_step(path: Path, config: CompareConfig) -> Results:
 
     def line(row: dict) -> dict:
         step = int(row["step"])
-        known = {"step": step, "learning_rate": np.asarray(rate(step)).item()}
-        return {**known, "eval_loss": float(row["loss"])}
+        fields = {"step": step, "learning_rate": np.asarray(rate(step)).item()}
+        return {**fields, "eval_loss": float(row["loss"])}
 
-    each = (
+    rows = (
         {**row, **dict(zip(("seed", "loss"), part.split(":"), strict=True))}
         for row in rows_of(path)
         for part in row["seeds"].split(";")
     )
-    found = nested(each, ("encoding", "seed", "step"), line)
-    runs = {n: {s: finished({}, [*x.values()]) for s, x in by.items()} for n, by in found.items()}
+    curves = nested(rows, ("encoding", "seed", "step"), line)
+    runs = {n: {s: finished({}, [*x.values()]) for s, x in by.items()} for n, by in curves.items()}
     lengths = config.eval.lengths
     return of_runs(runs, REFERENCE, config.length, lengths, batch=config.batch)
 
 
 def timed(found: Results, path: Path, config: CompareConfig) -> Results:
     """The same losses, with the time of a step from a table of losses by seconds."""
-    took = {row["encoding"]: float(row["seconds"]) / int(row["step"]) for row in rows_of(path)}
-    each = {name: {"train_ms": [1e3 * seconds]} for name, seconds in took.items()}
+    times = {row["encoding"]: float(row["seconds"]) / int(row["step"]) for row in rows_of(path)}
+    encodings = {name: {"train_ms": [1e3 * seconds]} for name, seconds in times.items()}
     about = {"length": config.length, "batch": config.batch}
-    return dataclasses.replace(found, speed={**about, "encodings": each})
+    return dataclasses.replace(found, speed={**about, "encodings": encodings})
 
 
 def extension(folder: Path, stem: str, config: ExtendConfig) -> Page:
@@ -142,7 +142,7 @@ def extension(folder: Path, stem: str, config: ExtendConfig) -> Page:
     ]
     keys = ("encoding", "seed", "part")
     text = nested(tables[0], (*keys, "protocol", "length"), lambda row: [float(row["loss"])])
-    found = nested(tables[1], (*keys, "length", "depth"), lambda row: row)
+    answers = nested(tables[1], (*keys, "length", "depth"), lambda row: row)
 
     def part(losses: dict, by_length: dict) -> dict:
         passkeys = {
@@ -154,7 +154,7 @@ def extension(folder: Path, stem: str, config: ExtendConfig) -> Page:
     entries = []
     for name, seeds in text.items():
         by_seed = {
-            seed: {x: part(losses, found[name][seed][x]) for x, losses in by_part.items()}
+            seed: {x: part(losses, answers[name][seed][x]) for x, losses in by_part.items()}
             for seed, by_part in seeds.items()
         }
         entries.append({"name": name, "encoding": name, "seeds": by_seed})
@@ -165,8 +165,8 @@ def accuracies(path: Path) -> list[dict]:
     """The entries of the comparison on images."""
     rows = [{**row, "name": f"{row['view']} {row['side']}"} for row in rows_of(path)]
     keys = ("encoding", "name", "seed")
-    found = nested(rows, keys, lambda row: float(row["accuracy"]) if row["accuracy"] else None)
-    return [{"name": name, "spec": name, "accuracy": views} for name, views in found.items()]
+    by_scheme = nested(rows, keys, lambda row: float(row["accuracy"]) if row["accuracy"] else None)
+    return [{"name": name, "spec": name, "accuracy": views} for name, views in by_scheme.items()]
 
 
 def scores(path: Path) -> list[dict]:
@@ -175,8 +175,8 @@ def scores(path: Path) -> list[dict]:
     def score(row: dict) -> list[float] | str:
         return [float(row[x]) for x in ("token_accuracy", "exact_match") if row[x]] or row["note"]
 
-    found = nested(rows_of(path), ("encoding", "task", "length", "seed"), score)
-    return [{"name": name, "scores": tasks} for name, tasks in found.items()]
+    by_scheme = nested(rows_of(path), ("encoding", "task", "length", "seed"), score)
+    return [{"name": name, "scores": tasks} for name, tasks in by_scheme.items()]
 
 
 def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
