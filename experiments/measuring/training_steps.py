@@ -74,7 +74,7 @@ class Running(NamedTuple):
     Attributes:
       step: makes one step and returns its loss.
       weights: the parameters reached, by their names in `plain_jax`.
-      temp_bytes: of temporaries, where the compiler tells.
+      temp_bytes: of temporaries, if the compiler reports them.
     """
 
     step: Callable[[], Any]

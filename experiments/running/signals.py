@@ -53,8 +53,8 @@ class Stop:
     def due(self) -> bool:
         """Whether to stop here: before the first step, and after each. All processes agree.
 
-        They agree on the number of a call, counted from this start: the number of a step would be
-        passed already where a run continues and a signal comes before its first call.
+        They agree on the number of a call, counted from this start: where a run continues and a
+        signal comes before its first call, the number of a step would have passed already.
         """
         self.calls += 1
         if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(self.calls):

@@ -35,8 +35,8 @@ def answers(config: ExtendConfig, evaluator: Evaluator, params, questions: dict)
         by_length[str(length)] = None
         if rows_and_targets is not None:
             rows, target = rows_and_targets
-            _, right = evaluator.run(params, rows)
-            exact = (right | ~target).all(1).reshape(config.depths, -1).mean(1)
-            tokens = ((right & target).sum(1) / target.sum(1)).reshape(config.depths, -1).mean(1)
+            _, correct = evaluator.run(params, rows)
+            exact = (correct | ~target).all(1).reshape(config.depths, -1).mean(1)
+            tokens = ((correct & target).sum(1) / target.sum(1)).reshape(config.depths, -1).mean(1)
             by_length[str(length)] = {"exact": exact.tolist(), "tokens": tokens.tolist()}
     return by_length
