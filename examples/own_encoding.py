@@ -29,7 +29,7 @@ class LogBias(pe_jax.Encoding):
 
 
 def log_bias(rate, distance):
-    """Of each head [H, *n], for distances [*n] = query - key."""
+    """The bias of each head [H, *n], for distances [*n] = query - key."""
     return -rate.reshape(-1, *(1,) * distance.ndim) * jnp.log1p(jnp.abs(distance))
 
 

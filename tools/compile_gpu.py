@@ -212,12 +212,12 @@ def choose(
     If none does, the one that spills the least; if one was measured, that.
     """
     size = jnp.dtype(dtype).itemsize
-    tried: dict[tuple[str, Launch], tuple[int, int]] = {}  # how many are refused, and spills
+    tried: dict[tuple[str, Launch], tuple[int, int]] = {}  # kernels refused, most spills
     measured = {name: MEASURED.get((arch, name, reads, width)) for name in launches.KERNELS}
     chosen = {name: best for name, best in measured.items() if best is not None and size == 2}
     for turn, stages in itertools.product(range(5), STAGES):
         to_compile: dict[Launch, list[str]] = {}
-        for name in launches.KERNELS:  # with fewer stages only what did not fit
+        for name in launches.KERNELS:  # fewer stages only for what did not fit
             for own, other, warps in CANDIDATES[size, width, name == "forward"][turn : turn + 1]:
                 more = getattr(launches.alike(Launch(own, other, warps, STAGES[0])), name)
                 if name not in chosen and tried.get((name, more), (1,))[0]:

@@ -59,7 +59,7 @@ ENTERS = {  # kind of term → where positions come in
 PAGE = ROOT / "docs" / "encodings.md"
 GUIDE = ROOT / "docs" / "guide.md"
 KERNELS = re.compile(r"(?<=<!-- kernels: begin -->\n).*?(?=<!-- kernels: end -->)", re.DOTALL)
-PLATFORMS, LENGTHS = ("gpu", "tpu"), (2048, 4096)  # of that table
+PLATFORMS, LENGTHS = ("gpu", "tpu"), (2048, 4096)  # of the guide's table of kernels
 FIGURES = ROOT / "docs" / "figures" / "encodings"
 HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
 # Oracles that are not models of transformers.

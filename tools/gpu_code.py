@@ -21,7 +21,7 @@ from pe_jax.engines.kernels.gpu.triton_source import Kernel
 
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
 WARPS, BLOCKS = 64, 32  # the most that it holds at a time
-RESERVED = 1024  # bytes of shared memory that the system takes of each block
+RESERVED = 1024  # bytes of shared memory that the system takes per block
 PATIENCE = 600  # seconds after which a compilation is given up
 
 

@@ -233,7 +233,7 @@ def seen(layer: hf.LayerEncoding) -> np.ndarray:
 
 
 def difference(kind: str, **settings: Any) -> str:
-    """How the layers that are read differ from what reaches the model's softmax; "" if not."""
+    """How the layers that are read differ from what reaches the model's softmax, or ""."""
     config = config_of(kind, **settings)
     layers = hf.encodings(config)
     if hf.encodings({**config.to_dict(), **hf.to_hf(layers, kind)}) != layers:
@@ -287,7 +287,7 @@ def _layers_differ(layer: hf.LayerEncoding, call: tuple, still: tuple, sort: boo
 
 
 def verdict(kind: str) -> tuple[str, str]:
-    """What is made of a type of the installed transformers, and the reason or the difference."""
+    """The outcome for a type of the installed transformers, and the reason or the difference."""
     if kind in NEAREST:
         return "refused", NEAREST[kind]
     if kind not in hf.FAMILIES:
@@ -298,7 +298,7 @@ def verdict(kind: str) -> tuple[str, str]:
         return "read", "by its part for text"
     try:
         text = difference(kind)
-    except Exception as error:  # whatever a model of another kind wants to be run with
+    except Exception as error:  # models of other kinds need other inputs
         return "config", f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
     return ("differs", text) if text else ("read", "scores, scale, cap and mask compared")
 

@@ -1,4 +1,4 @@
-"""Draws the figures of docs/results/ and README again, from the tables beside them.
+"""Draws the figures of docs/results/ and README again, from the tables next to them.
 
     python -m tools.results_docs
 
@@ -182,11 +182,11 @@ def scores(path: Path) -> list[dict]:
 def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
     """(name of the file, figure) of each figure that has its table in `folder`."""
     for stem, trained in TRAINED.items():
-        found = losses(folder / f"{stem}.csv", trained)
-        yield f"{stem}_differences", figures.differences_by_length(found, PROTOCOLS[0])
+        results = losses(folder / f"{stem}.csv", trained)
+        yield f"{stem}_differences", figures.differences_by_length(results, PROTOCOLS[0])
         for protocol in PROTOCOLS:
             name = f"{stem}_{protocol.replace('-', '_')}"
-            yield name, figures.loss_by_length(found, protocol)
+            yield name, figures.loss_by_length(results, protocol)
     positions = by_position(folder / "novels_by_position.csv", losses(folder / "novels.csv", 128))
     yield "novels_by_position", figures.differences_by_position(positions)
     compared = config_of("compare.py", CompareConfig)
@@ -206,14 +206,14 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
         yield f"{stem}_sliding", extended.losses(PROTOCOLS[1])
         yield f"{stem}_passkeys", extended.map()
     for stem, images in IMAGES.items():
-        seen = accuracies(folder / f"{stem}.csv")
-        yield stem, images_report.figure(ImagesConfig(images=images), seen, [])
+        entries = accuracies(folder / f"{stem}.csv")
+        yield stem, images_report.figure(ImagesConfig(images=images), entries, [])
     for stem, length in TRAINED_TASKS.items():
-        found = scores(folder / f"{stem}.csv")
-        names, longer = list(found[0]["scores"]), map(int, [*found[0]["scores"].values()][0])
+        entries = scores(folder / f"{stem}.csv")
+        names, longer = list(entries[0]["scores"]), map(int, [*entries[0]["scores"].values()][0])
         lengths = tuple(n for n in longer if n > length)
         config = TasksConfig(tasks=tuple(names), length=length, lengths=lengths)
-        yield stem, tasks_report.figure(config, found, [])
+        yield stem, tasks_report.figure(config, entries, [])
 
 
 def main(_: list[str]) -> None:

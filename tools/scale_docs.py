@@ -178,7 +178,7 @@ def lines(
 
 
 def steps(page: str) -> list[dict[tuple[str, ...], str]]:
-    """Of each table of a page, the step of each line by the fields before its mesh."""
+    """The step of each line of each table of a page, by the fields before its mesh."""
     tables = []
     for line in page.splitlines():
         cells = tuple(cell.strip() for cell in line.strip("|").split("|"))

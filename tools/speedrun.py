@@ -37,7 +37,7 @@ TOLERANCE = (0.03, 0.15)
 
 
 class SpeedrunError(Exception):
-    """What is not an entry, or cannot become one; shown on one line."""
+    """Says what is not an entry, or cannot become one, on one line."""
 
 
 def frozen(config: dict) -> dict:

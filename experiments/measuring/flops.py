@@ -50,7 +50,7 @@ def count(jaxpr: Any, turns: Sequence[float] = (), share: float = 1.0) -> Work:
             steps = math.prod(params["grid_mapping"].grid)
             flops = steps * share * work.total if cost is None else float(cost.flops)
             work = Work(flops, flops)
-        elif name == "shard_map":  # its jaxpr is of one device
+        elif name == "shard_map":  # its jaxpr is that of one device
             work = work.times(params["mesh"].size)
         elif name == "scan":
             work = work.times(params["length"])

@@ -43,7 +43,7 @@ class Size(NamedTuple):
 
     @property
     def operations(self) -> float:
-        """Of the products of one step, with every score of attention."""
+        """Operations of the products of one step, with every score of attention."""
         shapes = _trainer(self).state_shapes.params
         params = jax.eval_shape(lambda params: plain_weights(self, params), shapes)
         gradient = jax.value_and_grad(plain_jax.loss)

@@ -64,7 +64,7 @@ def checks(config: CompareConfig, spec: str) -> list[rate_search.Pair]:
 
 
 def check_evaluation(config: CompareConfig) -> EvalConfig:
-    """Of learning rates: on validation text at the training length, with a run's targets."""
+    """The evaluation of short runs: validation text, the training length, as many targets."""
     return dataclasses.replace(
         config.eval,
         lengths=(config.length,),
@@ -223,7 +223,7 @@ def check_questions(config: CompareConfig, source: Source) -> None:
 
 
 def warn_of_reference(about: dict, evaluators: dict[str, Evaluator]) -> None:
-    """Says where the reference has no loss, so that no scheme can be compared with it."""
+    """Warns where the reference has no loss, so that no scheme can be compared with it."""
     name = about["reference"]
     for length in sorted({about[question]["length"] for question in ("primary", "secondary")}):
         if not evaluators[name].defined(length):

@@ -132,7 +132,7 @@ def accuracy(right: np.ndarray, weights: np.ndarray) -> list[float]:
 
 
 def score(config: TasksConfig, solver: Solver, task: tasks.Task, params: Any) -> dict:
-    """By length: [token accuracy, exact match], or why there is none."""
+    """Length → [token accuracy, exact match], or why there is none."""
     return {
         str(length): _score_at(config, solver, task, params, length)
         for length in (config.length, *config.lengths)

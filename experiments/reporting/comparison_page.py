@@ -40,7 +40,7 @@ MULTIPLES = (
 def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]) -> dict[str, Any]:
     """Draws the figures; returns the variables of the template, rows in the order of schemes."""
     m, schemes, protocol = results.manifest, results.schemes, results.primary[0]
-    others = [p for p in PROTOCOLS if p != protocol]
+    secondary = [p for p in PROTOCOLS if p != protocol]
     costs = [_cost(results, s) for s in schemes]
     speed, longer = speed_ratios.speed_ratios(results), speed_ratios.speed_by_length(results)
     rates = learning_rates.rates(results)
@@ -78,7 +78,7 @@ def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]
         "effect": f"{results.effect:g}",
         "questions": [question(*pair) for pair in decided],
         "by_length": [
-            *(figure(figures.differences_by_length, p) for p in others),
+            *(figure(figures.differences_by_length, p) for p in secondary),
             *(figure(figures.loss_by_length, p) for p in PROTOCOLS),
         ],
         "losses": {p: losses(p) for p in PROTOCOLS},

@@ -1,6 +1,6 @@
 """Figures of a comparison: losses and differences against length and position, speed, training.
 
-A figure is drawn from the results, a second time `narrow` for a phone; its rows are its data.
+A figure is drawn from the results, and again `narrow` for a phone; its rows are its data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def band(
 ) -> tuple[Scheme, float, float]:
     """Draws means with 95 % intervals, where there are several seeds; returns the line's end."""
     low, high = ([getattr(e, side) for e in estimates] for side in ("low", "high"))
-    if np.isfinite(low).all() and estimates[0].n >= CLAIM_SEEDS:  # of two, it says nothing
+    if np.isfinite(low).all() and estimates[0].n >= CLAIM_SEEDS:  # of two seeds it says nothing
         axes.fill_between(x, low, high, **paint(scheme), alpha=BAND, lw=0)
     axes.plot(x, [e.mean for e in estimates], **POINTS, **look(scheme))
     return scheme, x[-1], estimates[-1].mean

@@ -271,7 +271,7 @@ def of_runs(
     lengths: Iterable[int],
     **manifest: Any,
 ) -> Results:
-    """What the figures of a comparison need, from its runs by scheme and seed."""
+    """A comparison for its figures, from its runs by scheme and seed."""
     schemes = [
         Scheme(name, name, k, {int(seed): run for seed, run in by_seed.items()})
         for k, (name, by_seed) in enumerate(runs.items())

@@ -33,9 +33,9 @@ DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
 REACH, TOKENS = 128, 48  # tokens of the curve, of the map
 LONGEST = 1024  # tokens of the curve of a trained scheme, at most
 HEADER = ("panel", "series", "query_or_distance", "key", "value")  # of a trained scheme's data
-SIDE, SMALL = 13, 7  # patches a side, where positions have several axes
+SIDE, SMALL = 13, 7  # patches per side, where positions have several axes
 COLOURS = 64  # of a file
-NEAR = 16  # of 255: what counts as the colour of a line
+NEAR = 16  # of 255: a pixel this close has the colour of a line
 NEARBY = 64  # a scheme that is constant from there on is drawn on a linear axis up to there
 UNIT = "added to the score"
 ALIKE, RANDOM = "One token, repeated", "Random tokens"
@@ -190,7 +190,7 @@ def _few_colours(full: Image.Image) -> Image.Image:
     pixels, index = np.asarray(full, int), np.array(small)
     for n, colour in enumerate(exact):
         off = np.abs(pixels - colour).max(-1)
-        index[off < (NEAR if n else 1)] = len(palette) // 3 + n  # what is nearly white is not
+        index[off < (NEAR if n else 1)] = len(palette) // 3 + n  # nearly white is not white
     image = Image.fromarray(index)
     image.putpalette(palette + exact.ravel().tolist())
     return image

@@ -29,7 +29,7 @@ from experiments.reporting.statistics import (
 from experiments.reporting.verdicts import REFERENCE, UNDECIDED, Bin, Verdict, verdicts
 
 COUNTS = ("no", "one", "two", "three", "four")
-ROWS = 8  # of the first screen's table: what fits beside the figure
+ROWS = 8  # of the first screen's table: as many as fit next to the figure
 KINDS = {
     LOWER: "Lower loss than {}",
     HIGHER: "Higher loss than {}",
@@ -210,8 +210,8 @@ def differences_title(
             by = most if least == most else f"{least} to {most}"
             words = f"{by} {side} it" if parts else f"{by} nats {side} {reference}"
             parts.append(f"{listed(names, count)} {_verb(names, 'ends', 'end')} {words}")
-    shown = (LOWER, HIGHER, UNDECIDED)
-    lost = [n for n, kind in first.items() if kind == HIGHER and last[n] not in shown]
+    not_lost = (LOWER, HIGHER, UNDECIDED)
+    lost = [n for n, kind in first.items() if kind == HIGHER and last[n] not in not_lost]
     if parts:
         ends = _sentence(f"{', '.join(parts)} at {lengths[-1]:,} tokens")
         return ends + f"; {reference} loses its lead over {listed(lost, count)}" * bool(lost)
@@ -307,7 +307,7 @@ def curves_title(curves: dict[str, Curve], late: Sequence[str]) -> str:
 
 
 def seconds_title(times: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """Which scheme is lowest when the first one has finished; of seconds and losses by scheme."""
+    """Which scheme is lowest when the first one has finished, from seconds and losses by scheme."""
     end = min(at[-1] for at, _ in times.values())
     losses = {name: float(np.interp(end, *curve)) for name, curve in times.items()}
     best = min(losses, key=losses.__getitem__)

@@ -50,7 +50,7 @@ class Estimate:
 
     @property
     def median(self) -> float:
-        """Over seeds; NaN without any."""
+        """The median over seeds; NaN without any."""
         return float(np.median(self.values)) if self.values else math.nan
 
 

@@ -25,8 +25,8 @@ MARKS = {
     REFERENCE: "●",
     UNDECIDED: "∅",
 }
-TOKENS = 128  # of each seed in a bin of positions, at least
-GROWTH = math.sqrt(2)  # of the bins' ends
+TOKENS = 128  # the fewest of each seed in a bin of positions
+GROWTH = math.sqrt(2)  # of a bin's end over the last bin's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def paired_difference(
 
 
 def by_difference(decided: Iterable[Verdict]) -> list[Verdict]:
-    """From the lowest difference to the highest; the reference is 0, those without are last."""
+    """The verdicts by difference, lowest first; the reference counts as 0, no number is last."""
     ranks = {REFERENCE: 0.0, UNDECIDED: math.inf}
     return sorted(decided, key=lambda v: ranks.get(v.kind, v.tested.estimate.mean))
 

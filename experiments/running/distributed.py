@@ -52,7 +52,7 @@ def connected() -> Iterator[None]:
             reason = str(error).strip().partition("\n")[0][:300]
             text = f"lost another process, whose own error came first, or the device: {reason}"
             print(f"error: {me}: {text}", file=sys.stderr)
-        elif not isinstance(error, SystemExit):  # that one has printed its reason
+        elif not isinstance(error, SystemExit):  # SystemExit has printed its reason
             traceback.print_exception(error)
             print(f"error: {me}: {type(error).__name__}: {error}", file=sys.stderr)
         sys.stdout.flush()

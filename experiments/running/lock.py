@@ -31,7 +31,7 @@ class Lock:
 
     def __init__(self, workdir: Path):
         self.path = local = workdir / NAME
-        if is_bucket(workdir):  # has no locks; a file of this machine says whether its owner lives
+        if is_bucket(workdir):  # has no locks; a file of this machine tells if its owner lives
             digest = hashlib.sha256(str(workdir).encode()).hexdigest()[:16]
             local = Path(tempfile.gettempdir(), f"pe_jax-{os.getuid()}-{digest}.lock")
         local.parent.mkdir(parents=True, exist_ok=True)

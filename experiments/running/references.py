@@ -29,8 +29,8 @@ def with_values(
 ) -> AnyConfig:
     """The config with values of fields that are tuples.
 
-    Where other encodings are given, a baseline or reference of the file that is none of them
-    becomes the first, unless it was `chosen` on the command line too.
+    Where other encodings are given, a baseline or reference of the file that is not among
+    them becomes the first, unless it was `chosen` on the command line too.
     """
     changed: Any = dataclasses.replace(config, **given)  # pyright: ignore[reportArgumentType]
     specs = changed.specs() if hasattr(changed, "specs") else given.get("encodings", ())

@@ -45,7 +45,7 @@ class Run:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Since the first report; None before the second one."""
+        """The mean since the first report; None before the second one."""
         if self.first is None or self.last is None or self.last[1].step == self.first[1]:
             return None
         return (self.last[0] - self.first[0]) / (self.last[1].step - self.first[1])
@@ -145,7 +145,7 @@ class RunTable(contextlib.AbstractContextManager):
         return f"{about} {humanize.precisedelta(seconds, minimum_unit=unit, format='%d')} left"
 
     def seconds_left(self) -> float | None:
-        """Until the last run is finished; None before two reports of a run.
+        """Seconds until the last run is finished; None before two reports of a run.
 
         A run takes the time to its first report, its steps, and what follows the last. The first of
         these is long where programs are compiled: the first run of a job is averaged separately.

@@ -16,7 +16,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 @contextlib.contextmanager
 def quiet_interrupt() -> Iterator[None]:
-    """Where nothing waits to be saved, ctrl-C ends the program with its status, not a traceback."""
+    """Ends the program on ctrl-C with its status, not a traceback, where nothing is to be saved."""
     try:
         yield
     except KeyboardInterrupt:

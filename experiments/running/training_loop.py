@@ -400,7 +400,7 @@ def _check_finite(
 
 
 def _not_finite(trainer: Trainer, state: State, batch: dict) -> str:
-    if jax.process_count() > 1:  # running layer by layer needs all of them in this process
+    if jax.process_count() > 1:  # running layer by layer needs all arrays in this process
         return "the gradient or a layer"
     try:
         tokens, segments = batch["tokens"][:, :-1], batch["segments"][:, :-1]

@@ -253,7 +253,7 @@ class AttentionFn:
         return self._last_token(shape, mask)
 
     def _last_token(self, shape: tuple[int, ...], mask) -> dict[str, Any]:
-        """The same for one query: the last token of its row that the mask shows."""
+        """`_tokens` for one query: the last token of its row that the mask shows."""
         rows, index = shape[:-3], pos.contiguous(shape[-1])
         visible = jnp.broadcast_to(jnp.asarray(mask).astype(bool), shape).any((-3, -2))
         last = jnp.max(jnp.where(visible, index, 0), axis=-1, keepdims=True)
@@ -299,7 +299,7 @@ class LinenAttentionFn(AttentionFn):
 
     @classmethod
     def tree_unflatten(cls, settings, arrays):
-        """The same with other arrays."""
+        """The function with these settings and arrays."""
         return cls(*settings, *arrays)
 
 

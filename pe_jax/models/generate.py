@@ -128,7 +128,7 @@ def _decode(graph, state, row, segments, lengths, cache, key, temperature, top_k
         )
         return index + size, model(tokens, segments=ids, cache=cache)[1]
 
-    def more(carry):  # the last token of the prompt is left, whose logits are needed
+    def more(carry):  # but the last token of the prompt, whose logits are needed
         return carry[0] + size < prompt
 
     def step(carry):

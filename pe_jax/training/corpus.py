@@ -263,7 +263,7 @@ def reads_below(pattern: str, folder: Path) -> bool:
     if top.is_dir():
         splits = _split_folders(top)
         return not splits or parts[0] in splits
-    return len(top.parts) > len(root.parts) + 1  # not files of `root` alone
+    return len(top.parts) > len(root.parts) + 1  # deeper than the files of `root`
 
 
 def _top(pattern: str) -> Path:

@@ -80,7 +80,7 @@ def _with_passkeys(spec: str) -> Corpus:
     corpus = load(spec)
     if isinstance(corpus, tasks.Task):
         raise ConfigError(f"data='passkeys:{spec}': a task has no text; use passkeys:text:DIR")
-    digest = corpora.digest([("passkeys", corpus.digest)])  # its rows differ, so it is not the same
+    digest = corpora.digest([("passkeys", corpus.digest)])  # its rows differ, so must the digest
     name = f"{corpus.name} with passkeys"
     return dataclasses.replace(corpus, name=name, digest=digest, passkeys=True)
 

@@ -176,15 +176,15 @@ def _drop_after(done: int, path: Path) -> None:
     """Keeps the rows of steps up to `done`; drops later rows and incomplete lines."""
     text = path.read_text("utf-8", "replace") if path.exists() else ""
     lines = text.splitlines()
-    kept, torn = [], 0
+    rows, torn = [], 0
     for line in lines:
         try:
-            kept += [line] if json.loads(line)["step"] <= done else []
+            rows += [line] if json.loads(line)["step"] <= done else []
         except (ValueError, TypeError, KeyError):
             torn += 1
     if torn:
         logging.warning("%s: %d torn line(s) dropped", path, torn)
-    if len(kept) < len(lines) or (text and not text.endswith("\n")):  # the last newline is lost
+    if len(rows) < len(lines) or (text and not text.endswith("\n")):  # the last newline is lost
         part = path.with_suffix(".part")
-        part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        part.write_text("".join(f"{line}\n" for line in rows), encoding="utf-8")
         os.replace(part, path)

@@ -17,7 +17,7 @@ from pe_jax.validation import ConfigError
 STATEMENT = (b"\nThe pass key is ", b". Remember it. ", b" is the pass key.\n")
 QUESTION = b"\nWhat is the pass key? The pass key is "
 DIGITS = 5
-WEIGHT = 30.0  # in training, of each token that repeats a key: few, but only they look back
+WEIGHT = 30.0  # in training, of tokens that repeat a key: they are few, but only they look back
 
 
 def draw_key(rng: np.random.Generator) -> bytes:

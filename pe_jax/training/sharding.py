@@ -186,12 +186,12 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def activation_sharding(mesh: Mesh) -> NamedSharding:
-    """Of [B, T, D]: rows as in a batch, tokens over the axis of tokens."""
+    """The sharding of [B, T, D]: rows as in a batch, tokens over the axis of tokens."""
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"], MESH_AXES["tokens"]))
 
 
 def cache_shardings(cache: Any, mesh: Mesh) -> Any:
-    """Of a model's decoding caches: rows as in a batch, heads as in the parameters."""
+    """The shardings of decoding caches: rows as in a batch, heads as in the parameters."""
     rows = PartitionSpec(MESH_AXES["batch"])
     axes = {"positions": rows, "segments": rows}
     for name in ("k", "v", "k_raw", "far", "states"):

@@ -43,7 +43,7 @@ def splits_of(names: Sequence[str], folders: Mapping[str, str]) -> list[str]:
         outside them counts only for a split without a folder; else the first part that says one.
 
     Raises:
-      ConfigError: a part that says no split looks held out, beside one that says a split.
+      ConfigError: a part that says no split looks held out, next to one that says a split.
     """
     splits: list[str] = []
     with_splits: set[tuple[str, ...]] = {()} if folders else set()

@@ -38,7 +38,7 @@ SUMS = ("alibi+rope", "t5+rope", "shaw+t5", "kerple(kind='power')", "fox+alibi",
 class Shape(NamedTuple):
     """Sizes of a call: tokens, query heads, key heads, width of a head, rows."""
 
-    length: int = 397  # several blocks and a part of one; past the horizons of most tables
+    length: int = 397  # several blocks and a partial one; past the horizons of most tables
     heads: int = 4
     kv_heads: int = 2
     width: int = 64
@@ -67,7 +67,7 @@ def cases(shape: Shape) -> dict[str, tuple[Shape, dict[str, Any]]]:
         "a window with sinks": (shape, {"sinks": 3, **few}),
         "positions of its own": (shape, {"q_positions": 3 * np.arange(length) + 7}),
         "capped": (shape, {"logit_cap": 2.0}),
-        # What cuDNN runs, with ALiBi in the channels that are left of 64.
+        # What cuDNN runs, with ALiBi in the channels left over from 64.
         "no row sums": (
             shape._replace(width=3 * shape.width // 4, length=shape.length + 1),
             {"return_lse": False},

@@ -113,7 +113,7 @@ class Shared(NamedTuple):
 
     @classmethod
     def of(cls, count: int) -> "Shared":
-        """For `count` processes that import everything anew: JAX does not survive a fork."""
+        """Shared by `count` processes that import everything anew: JAX does not survive a fork."""
         context = multiprocessing.get_context("spawn")
         return cls(context.Queue(), context.Value("i", 0), context.Barrier(count), context.Lock())
 
@@ -127,7 +127,7 @@ class Shared(NamedTuple):
                 yield job
 
     def wait(self, clock: Clock) -> None:
-        """Until all processes are here, one has died, or time is up."""
+        """Waits until all processes are here, one has died, or time is up."""
         with contextlib.suppress(threading.BrokenBarrierError):
             self.barrier.wait(clock.left)
 

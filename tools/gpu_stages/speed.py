@@ -108,7 +108,7 @@ def peak(kind: str) -> float | None:
 
 
 def operations(sizes: Sizes, length: int, backward: bool) -> float:
-    """Of the products of attention; without those that a causal mask hides."""
+    """Operations of the products of attention, without those that a causal mask hides."""
     forward = 4.0 * sizes.batch * sizes.heads * length**2 * sizes.head_dim
     return forward * (3.5 if backward else 1.0) * (0.5 if sizes.causal else 1.0)
 

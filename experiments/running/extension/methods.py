@@ -1,4 +1,4 @@
-"""What replaces the RoPE of a trained run, layer by layer, from a spec with names in braces."""
+"""Encodings instead of the RoPE of a trained run, by layer, from a spec with names in braces."""
 
 import dataclasses
 import math
@@ -61,7 +61,7 @@ class Placeholders(NamedTuple):
 
 
 def replacement(spec: str, rope: RoPE, placeholders: Placeholders, dims: Dims) -> Encoding:
-    """What replaces `rope`: fields that the spec leaves at their defaults are copied from it.
+    """The encoding instead of `rope`: fields that the spec leaves at their defaults are its.
 
     Raises:
       ConfigError: the spec cannot be read, or adds anything but rotations.

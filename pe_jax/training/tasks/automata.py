@@ -17,7 +17,7 @@ CYCLE = 5  # places
 STAY, ON, BACK = range(3)
 POP, PUSH = 2, 3  # PUSH + b pushes b
 OBJECTS = 5
-WRITE, IGNORE, READ = range(2, 5)  # after the bits
+WRITE, IGNORE, READ = range(2, 5)  # the symbols after the bits
 IGNORED = 0.8  # of the instructions between the first and the last
 
 

@@ -51,7 +51,7 @@ def recall(key: jax.Array, n: Any, size: int) -> Example:
 def recall_all(key: jax.Array, n: Any, size: int) -> Example:
     """Different keys, each followed by its value, then all keys in another order: their values?
 
-    One or two symbols fewer where n is no multiple of three.
+    One or two symbols fewer where n is not a multiple of three.
     """
     keys, pairs, index = jax.random.split(key, 3), n // 3, jnp.arange(size)
     listed = jax.random.permutation(keys[0], KEYS)
