@@ -120,7 +120,6 @@ class ModelConfig:
         fits = bool(self.head_dim) or self.width % self.heads == 0
         widths = [n for n in range(1, self.width + 1) if self.width % n == 0]
         need(fits, "heads", f"must divide width {self.width} ({widths}), or set head_dim")
-        need(is_real(self.dropout) and 0 <= self.dropout < 1, "dropout", "pass a rate in [0, 1)")
         try:
             pattern = self.pattern
             for encoding in pattern:
