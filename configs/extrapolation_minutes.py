@@ -3,8 +3,8 @@
     python -m experiments.compare --config=configs/extrapolation_minutes.py
 
 Six schemes, five seeds, a 2-layer byte model on the embedded text (source code); the learning rate
-of each chosen of four, and for T5 and KERPLE, which have parameters, each with six multiples of it
-for these. 94 runs, half an hour on two CPU cores that also ran tests. docs/results/source_text.md
+of each is chosen from four, and for the parameters of T5 and KERPLE from six multiples of each of
+these. 94 runs, half an hour on two CPU cores that also ran tests. docs/results/source_text.md
 has the results: T5 leads at 64; RoPE falls behind T5, ALiBi and KERPLE from 256 on.
 """
 

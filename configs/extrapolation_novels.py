@@ -2,8 +2,8 @@
 
     python -m experiments.compare --config=configs/extrapolation_novels.py --config.data=text:DIR
 
-Six schemes, five seeds, a 3-layer byte model of 0.36M parameters; the learning rate of each chosen
-of four, and for T5 and KERPLE, which have parameters, each with four multiples of it for these, on
+Six schemes, five seeds, a 3-layer byte model of 0.36M parameters; the learning rate of each is
+chosen from four, and for the parameters of T5 and KERPLE from four multiples of each of these, on
 validation text; losses of the test split. 30 runs and 48 checks of the same length: a little over
 an hour on two idle CPU cores, in 2 GB. Expect T5 to be best, RoPE to lead ALiBi at 128 and to fall
 behind it by 512, and ALiBi's gain beyond 128 to vanish under the sliding window.

@@ -1,4 +1,4 @@
-"""Encodings of 2024–2026 beside RoPE, T5 and NoPE: five seeds, every scheme with its own rates.
+"""Encodings of 2024–2026 next to RoPE, T5 and NoPE: five seeds, every scheme with its own rates.
 
     python -m experiments.compare --config=configs/field_2026.py
     python -m experiments.compare --config=configs/field_2026.py --config.data=text:DIR \
@@ -9,9 +9,9 @@
 
 The model and the data are those of configs/compare.py: 2 layers of width 64 that read the embedded
 source code as bytes, trained at 64 and tested to 512. For each scheme three learning rates are
-tried in runs of full length, for the eight with parameters each with three multiples of it for
-these, and where the best has a neighbour that the grid lacks, up to five rounds beyond it. The
-best on validation text at 64 is kept, and its run is the first seed's.
+tried in runs of full length, for the parameters of the eight that have any three multiples of each,
+and where the best has a neighbour that the grid lacks, up to five rounds beyond it. The best on
+validation text at 64 is kept, and its run is the first seed's.
 
 Two results of the first contradict papers, and the others ask why. `bases`: RoPE and PoPE with
 base 100 as well, where half of the channels turn fully within 64 tokens; it is a quarter with
@@ -21,7 +21,7 @@ that fall by ¼ to 0.7 per token as well, where its own fall by 1/256 to ¼ and 
 GRAPE-AP with the same.
 
 Expect (docs/results/field_2026.md) T5 and Inkling ahead of RoPE at 64, GRAPE-AP, ALiBi and NoPE
-behind, the first two of these no more with steeper slopes; at 512 RoPE, PoPE, Selective RoPE and
+behind, but with steeper slopes not the first two of these; at 512 RoPE, PoPE, Selective RoPE and
 RoPE with sinks fail, as no distance beyond 64 was trained, and FoX, Wall, GRAPE-AP and ALiBi stay
 flat. `bases`: RoPE fails less with base 100, PoPE no less. `qk_norm`: all losses fall, the
 differences at 64 stay.

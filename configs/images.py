@@ -6,7 +6,7 @@
 The task (pe_jax/training/images.py): in which direction from the red disc is the blue one, and is
 it near or far? Eight classes, chance 0.125. Larger images are a wider view of the same discs, or a
 finer view of the same scenes. Each learning rate is tried with the first seed, on other images of
-32 × 32 pixels, and for encodings with parameters of their own each with three multiples for these.
+32 × 32 pixels, and for encodings with parameters each with three multiples for these.
 
 An hour on 2 cores with AVX-512. Expect all but NoPE and ALiBi in two axes above 0.98 at 32 pixels;
 on finer views RoPE of normalized positions keeps that, and RoPE by index falls below one half.

@@ -14,8 +14,8 @@ from pe_jax.encodings import alibi, rope, t5
 def attend(q, k, v, bias: jax.Array | float = 0.0, scale=1.0):
     """Causal attention: q, k, v [B, T, H, E], bias [H, T, T]."""
     scores = scale * jnp.einsum("bthe,bshe->bhts", q, k) + bias
-    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
+    visible = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf))
     return jnp.einsum("bhts,bshe->bthe", weights, v)
 
 

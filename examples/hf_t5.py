@@ -50,9 +50,9 @@ def logits(w, source, tokens, **fields):
             y = norm(f"{layer}.0.layer_norm", x)
             x += attend(f"{layer}.0.SelfAttention", y, y, encoding, params, causal)
             if memory is not None:  # T5 has neither a bias nor a scale here: a table of zeros
-                y, both = norm(f"{layer}.1.layer_norm", x), pe_jax.make("t5", bidirectional=True)
+                y, cross = norm(f"{layer}.1.layer_norm", x), pe_jax.make("t5", bidirectional=True)
                 zero = jax.tree.map(jnp.zeros_like, params)
-                x += attend(f"{layer}.1.EncDecAttention", y, memory, both, zero, False)
+                x += attend(f"{layer}.1.EncDecAttention", y, memory, cross, zero, False)
             last = f"{layer}.{1 if memory is None else 2}"
             y = norm(f"{last}.layer_norm", x) @ w[f"{last}.DenseReluDense.wi.weight"].T
             x += jax.nn.relu(y) @ w[f"{last}.DenseReluDense.wo.weight"].T

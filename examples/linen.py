@@ -2,7 +2,7 @@
 
     python -m examples.linen
 
-prints what examples/plain_jax.py does. What is borrowed stands in `Model.__call__`: four lines.
+prints what examples/plain_jax.py does. The borrowed code is four lines in `Model.__call__`.
 """
 
 import jax

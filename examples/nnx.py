@@ -2,7 +2,7 @@
 
     python -m examples.nnx
 
-prints what examples/plain_jax.py does. What is borrowed stands in `Model.__init__`: four lines.
+prints what examples/plain_jax.py does. The borrowed code is four lines in `Model.__init__`.
 """
 
 import jax

@@ -29,7 +29,7 @@ LLAMA |= {"num_attention_heads": 4, "max_position_embeddings": 32}
 
 
 def losses() -> dict[str, list[float]]:
-    """Of each method: nats per token at the trained length and at `FACTOR` times that."""
+    """Nats per token of each method, at the trained length and at `FACTOR` times that."""
     (rope,) = pe_jax.parse("rope")
     lengths = repeat.LENGTH, FACTOR * repeat.LENGTH
     rows = [jax.random.randint(jax.random.key(2), (16, n), 0, repeat.VOCAB) for n in lengths]

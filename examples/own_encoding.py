@@ -29,7 +29,7 @@ class LogBias(pe_jax.Encoding):
 
 
 def log_bias(rate, distance):
-    """Of each head [H, *n], for distances [*n] = query - key."""
+    """The bias of each head [H, *n], for distances [*n] = query - key."""
     return -rate.reshape(-1, *(1,) * distance.ndim) * jnp.log1p(jnp.abs(distance))
 
 
@@ -42,13 +42,13 @@ def gaps(encoding: pe_jax.Encoding, length: int = 600) -> tuple[float, float]:
         jax.random.normal(key, (1, length, n, DIMS.head_dim))
         for key, n in zip(keys[1:], heads, strict=True)
     )
-    own = {"encoding": encoding, "params": params, "dims": DIMS}
-    whole = pe_jax.attention(q, k, v, **own, implementation="dense")
-    tiles = pe_jax.attention(q, k, v, **own, implementation="tiled")
+    options = {"encoding": encoding, "params": params, "dims": DIMS}
+    dense = pe_jax.attention(q, k, v, **options, implementation="dense")
+    tiles = pe_jax.attention(q, k, v, **options, implementation="tiled")
     cache = pe_jax.cache.empty(encoding, 1, length, DIMS, params=params)
-    _, cache = pe_jax.cache.extend(cache, q[:, :-1], k[:, :-1], v[:, :-1], **own)
-    last, _ = pe_jax.cache.extend(cache, q[:, -1:], k[:, -1:], v[:, -1:], **own)
-    return float(jnp.abs(tiles - whole).max()), float(jnp.abs(last - whole[:, -1:]).max())
+    _, cache = pe_jax.cache.extend(cache, q[:, :-1], k[:, :-1], v[:, :-1], **options)
+    last, _ = pe_jax.cache.extend(cache, q[:, -1:], k[:, -1:], v[:, -1:], **options)
+    return float(jnp.abs(tiles - dense).max()), float(jnp.abs(last - dense[:, -1:]).max())
 
 
 if __name__ == "__main__":

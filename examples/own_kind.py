@@ -42,7 +42,7 @@ def differences(length: int = 130) -> dict[str, float]:
     """The largest differences from the dense engine, by what runs."""
     encoding, (key, *keys) = Weekly(), jax.random.split(jax.random.key(0), 4)
     params, heads = encoding.init(key, DIMS), (DIMS.heads, DIMS.kv_heads, DIMS.kv_heads)
-    own = {"encoding": encoding, "dims": DIMS}
+    options = {"encoding": encoding, "dims": DIMS}
     qkv = [
         jax.random.normal(key, (1, length, n, DIMS.head_dim))
         for key, n in zip(keys, heads, strict=True)
@@ -50,7 +50,7 @@ def differences(length: int = 130) -> dict[str, float]:
 
     def outcome(params, qkv, **how):
         def loss(params, qkv):
-            out = pe_jax.attention(*qkv, params=params, **own, **how)
+            out = pe_jax.attention(*qkv, params=params, **options, **how)
             return jnp.sin(out).sum(), out
 
         grads, out = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, qkv)
@@ -64,14 +64,14 @@ def differences(length: int = 130) -> dict[str, float]:
     runs = {"tiles": tiles, "ring": outcome(params, qkv, layout=ring)}
     cache = pe_jax.cache.empty(encoding, 1, length, DIMS, params=params)
     first, last = ([x[:, :-1] for x in qkv], [x[:, -1:] for x in qkv])
-    _, cache = pe_jax.cache.extend(cache, *first, params=params, **own)
-    step, _ = pe_jax.cache.extend(cache, *last, params=params, **own)
+    _, cache = pe_jax.cache.extend(cache, *first, params=params, **options)
+    step, _ = pe_jax.cache.extend(cache, *last, params=params, **options)
     gaps = {
         name: [jnp.abs(a - b).max() for a, b in zip(run, want, strict=True)]
         for name, run in runs.items()
     }
     gaps["decoding"] = [jnp.abs(step - want[0][:, -1:]).max()]
-    return {name: float(max(found)) for name, found in gaps.items()}
+    return {name: float(max(gap)) for name, gap in gaps.items()}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 prints for each the loss before and after 100 steps, how far its parameters moved, and by how much
 logits differ from those of the whole row at once when decoded token by token, or when exported.
-What is borrowed stands in `attend`, in `init` and in `decode`: four calls.
+The borrowed code is in `attend`, `init` and `main`.
 """
 
 import functools
@@ -47,8 +47,8 @@ def model(encoding, w, tokens, caches=(None,) * repeat.LAYERS):
     for i, cache in enumerate(caches):
         y = jax.nn.standardize(x)
         q, k, v = (jnp.einsum("btd,dhe->bthe", y, w[name][i]) for name in "qkv")
-        own = pe_jax.Params(w["position"].shared, w["position"].layer[i])
-        y, cache = attend(encoding, own, q, k, v, cache)
+        params = pe_jax.Params(w["position"].shared, w["position"].layer[i])
+        y, cache = attend(encoding, params, q, k, v, cache)
         x += jnp.einsum("bthe,hed->btd", y, w["out"][i])
         x += jax.nn.gelu(jax.nn.standardize(x) @ w["up"][i]) @ w["down"][i]
         longer.append(cache)

@@ -13,7 +13,7 @@ import optax
 
 VOCAB, LENGTH, BACK, BATCH = 8, 32, 3, 16
 LAYERS, STEPS, RATE = 2, 100, 1e-2
-SCHEMES = ("rope", "alibi", "t5")  # turns q and k; adds a bias; adds a bias that is learned
+SCHEMES = ("rope", "alibi", "t5")  # rotates q and k; adds a bias; adds a bias that is learned
 
 
 def batches() -> jax.Array:
@@ -23,8 +23,8 @@ def batches() -> jax.Array:
 
 def loss(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     """Nats per token, for logits [B, T, V]."""
-    each = optax.softmax_cross_entropy_with_integer_labels
-    return each(logits[:, BACK:], tokens[:, :-BACK]).mean()
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    return cross_entropy(logits[:, BACK:], tokens[:, :-BACK]).mean()
 
 
 def train(model: Callable, weights: Any) -> tuple[Any, jax.Array]:

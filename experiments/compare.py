@@ -25,7 +25,7 @@ JOIN = flags.DEFINE_list("join", [], "workdirs of comparisons to report as one; 
 
 def main(config: CompareConfig) -> None:
     """Joins comparisons, or runs one."""
-    from experiments.programs import compare  # seconds of imports, which --help and typos spare
+    from experiments.programs import compare  # imports take seconds, which --help and typos skip
 
     if JOIN.value:
         return compare.join(config, JOIN.value)

@@ -51,7 +51,7 @@ from tools.gpu_code import CHIPS, Job
 HEADS = 8
 SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
 L2 = 24.0  # bytes per cycle and multiprocessor: 5.5 TB/s for 132 of them at 1.75 GHz (H100)
-FEW = 8  # warps that hide little
+FEW = 8  # with fewer warps at a time, reads are not hidden behind instructions
 CANDIDATES = {  # blocks and warps to try in turn: by bytes of a number, width, forward or not
     (2, 64, True): ((128, 64, 4), (128, 64, 8), (64, 64, 8), (64, 32, 8)),
     (2, 64, False): ((64, 64, 4), (64, 64, 8), (64, 32, 8), (32, 32, 4)),
@@ -66,7 +66,7 @@ CANDIDATES = {  # blocks and warps to try in turn: by bytes of a number, width, 
     (4, 256, True): ((32, 32, 8), (32, 16, 8), (16, 16, 4)),
     (4, 256, False): ((32, 16, 8), (16, 16, 8), (16, 16, 4)),
 }
-STAGES = (3, 2)  # the fewer where the more do not fit
+STAGES = (3, 2)  # two if three do not fit
 # Timed on an H200 with Triton 3.6 (docs/performance.md), where they beat what compiles without
 # spills: by architecture, kernel, what a tile reads, and width, in half precision. Those of
 # formulas follow the others, untimed: eight warps took up to 1.4 times as long in every kernel.
@@ -79,8 +79,8 @@ MEASURED = {
     (90, "keys", "formulas", 64): Launch(64, 64, 4, 3),
     (90, "keys", "vectors", 64): Launch(64, 64, 4, 2),
 }
-WIDENING = {"pope": 2, "tupe": 4}  # how many times as wide as heads q and k are, where not once
-STANDING = {  # for all schemes that read as much, where launches are chosen
+WIDENING = {"pope": 2, "tupe": 4}  # width of q and k ÷ width of a head, unless 1
+STANDING = {  # for all schemes that read the same, when launches are chosen
     "scores": ("rope", "pope", "tupe"),
     "formulas": ("alibi", "fox", "kerple"),
     "table": ("t5", "sandwich"),
@@ -134,7 +134,7 @@ class Case:
         x = jax.ShapeDtypeStruct((1, self.length, dims.width), self.dtype)
         params = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
         positions = jax.ShapeDtypeStruct((1, self.length), jnp.int32) if self.explicit else None
-        taken = []
+        recorded = []
 
         def attend(*call):
             if reason := engine.refusal(*call):
@@ -148,14 +148,14 @@ class Case:
             return jnp.sum(out.astype(jnp.float32) ** 2)
 
         def record(plan, name, call, args):
-            taken.append((name, plan.launch, triton_call.kernel_of(call, args, name)[0]))
+            recorded.append((name, plan.launch, triton_call.kernel_of(call, args, name)[0]))
             shapes = jax.eval_shape(call, *args)
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
         with mock.patch.object(passes, "run", record):
             operands = params, rows, rows, rows, x
             jax.eval_shape(jax.grad(loss, (0, 1, 2, 3, 4)), *operands, positions)
-        return taken
+        return recorded
 
 
 def compiled(
@@ -209,20 +209,20 @@ def choose(
 ) -> dict[str, Launch]:
     """The first candidate for each kernel that compiles for all schemes of `STANDING`, unspilled.
 
-    Where none does, the one that spills the least; where one was measured, that.
+    If none does, the one that spills the least; if one was measured, that.
     """
     size = jnp.dtype(dtype).itemsize
-    tried: dict[tuple[str, Launch], tuple[int, int]] = {}  # how many are refused, and spills
+    tried: dict[tuple[str, Launch], tuple[int, int]] = {}  # kernels refused, most spills
     measured = {name: MEASURED.get((arch, name, reads, width)) for name in launches.KERNELS}
-    chosen = {name: one for name, one in measured.items() if one is not None and size == 2}
+    chosen = {name: best for name, best in measured.items() if best is not None and size == 2}
     for turn, stages in itertools.product(range(5), STAGES):
-        asked: dict[Launch, list[str]] = {}
-        for name in launches.KERNELS:  # with fewer stages only what did not fit
+        to_compile: dict[Launch, list[str]] = {}
+        for name in launches.KERNELS:  # fewer stages only for what did not fit
             for own, other, warps in CANDIDATES[size, width, name == "forward"][turn : turn + 1]:
                 more = getattr(launches.alike(Launch(own, other, warps, STAGES[0])), name)
                 if name not in chosen and tried.get((name, more), (1,))[0]:
-                    asked.setdefault(Launch(own, other, warps, stages), []).append(name)
-        for sizes, names in asked.items():
+                    to_compile.setdefault(Launch(own, other, warps, stages), []).append(name)
+        for sizes, names in to_compile.items():
             explicit = reads == "explicit"
             heads = {spec: width // WIDENING.get(spec, 1) for spec in STANDING[reads]}
             cases = [
@@ -230,15 +230,15 @@ def choose(
             ]
             rows = compiled(cases, processes, names)
             for name in names:
-                found = [row for row in rows if row["kernel"] == name]
-                one = getattr(launches.alike(sizes), name)
-                bad = sum(row["status"] != "ok" for row in found)
-                spills = max((row["spills"] for row in found), default=0)
-                tried[name, one] = bad, spills
+                kernel_rows = [row for row in rows if row["kernel"] == name]
+                candidate = getattr(launches.alike(sizes), name)
+                bad = sum(row["status"] != "ok" for row in kernel_rows)
+                spills = max((row["spills"] for row in kernel_rows), default=0)
+                tried[name, candidate] = bad, spills
                 if not (bad or spills):
-                    chosen[name] = one
+                    chosen[name] = candidate
     for name in launches.KERNELS:
-        options = {one: cost for (kernel, one), cost in tried.items() if kernel == name}
+        options = {candidate: cost for (kernel, candidate), cost in tried.items() if kernel == name}
         chosen.setdefault(name, min(options, key=options.__getitem__))
         logging.info("sm_%d %s %d %s: %s", arch, reads, width, name, chosen[name])
     return chosen
@@ -247,19 +247,19 @@ def choose(
 def keep(best: dict, arch: int, reads: str, width: int, dtype: str) -> None:
     """Writes the launches of one choice to launches.json."""
     path = Path(launches.__file__).with_name("launches.json")
-    known = json.loads(path.read_text())
-    own = known["launches"][str(arch)]["float32" if dtype == "float32" else "half"]
-    for name, one in best.items():
-        own[name][reads][str(width)] = list(one)
+    stored = json.loads(path.read_text())
+    by_kernel = stored["launches"][str(arch)]["float32" if dtype == "float32" else "half"]
+    for name, sizes in best.items():
+        by_kernel[name][reads][str(width)] = list(sizes)
     numbers = r"\[\s+(\d+),\s+(\d+),\s+(\d+),\s+(\d+)\s+\]"
-    text = re.sub(numbers, r"[\1, \2, \3, \4]", json.dumps(known, indent=1))
+    text = re.sub(numbers, r"[\1, \2, \3, \4]", json.dumps(stored, indent=1))
     path.write_text(text + "\n")
 
 
 def table(rows: list[dict[str, Any]]) -> rich.table.Table:
-    """All kernels; of those that did not compile the reason."""
+    """All kernels, with the reason for those that did not compile."""
     columns = ("encodings", "sm", "width", "kernel", "blocks of", "warps", "stages")
-    shown = rich.table.Table(*columns, *COLUMNS, title="kernels as compiled for NVIDIA GPUs")
+    figures = rich.table.Table(*columns, *COLUMNS, title="kernels as compiled for NVIDIA GPUs")
     for row in rows:
         kinds = [f"{row[kind]} {kind}" for kind in gpu_code.PRODUCTS if row.get(kind)]
         row = row | {"products": " ".join(kinds)}
@@ -267,13 +267,13 @@ def table(rows: list[dict[str, Any]]) -> rich.table.Table:
         cells += [f"{row['own']} × {row['other']}", row["warps"], row["stages"]]
         ok = row["status"] == "ok"
         cells += [row.get(name, "") for name in COLUMNS] if ok else [row["status"]]
-        shown.add_row(*map(str, cells))
-    return shown
+        figures.add_row(*map(str, cells))
+    return figures
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes a row as CSV, to a file that has it at once."""
+    """A function that writes a row of a CSV file, and flushes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, restval="")
@@ -291,13 +291,13 @@ def writing(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
 def wrong(rows: list[dict[str, Any]], spills: int) -> list[str]:
     """Lines about kernels that a chip would refuse, or that spill more than `spills` bytes.
 
-    What was measured may spill.
+    Measured launches may spill.
     """
 
     def fast(row) -> bool:
-        one = tuple(row.get(name) for name in Launch._fields)
+        sizes = tuple(row.get(name) for name in Launch._fields)
         keys = ((row["arch"], row["kernel"], reads, row["width"]) for reads in launches.READS)
-        return any(MEASURED.get(key) == one for key in keys)
+        return any(MEASURED.get(key) == sizes for key in keys)
 
     return [
         f"{' '.join(r['encodings'])}, sm_{r['arch']}, width {r['width']}, {r['kernel']}: "
@@ -318,11 +318,11 @@ def main() -> None:
         raise ConfigError(f"archs={unknown}: known are {[*CHIPS]}")
     if options.choose:
         for arch, width, reads in itertools.product(archs, widths, STANDING):
-            given = options.dtype, options.length, options.processes
-            keep(choose(arch, reads, width, *given), arch, reads, width, options.dtype)
+            arguments = options.dtype, options.length, options.processes
+            keep(choose(arch, reads, width, *arguments), arch, reads, width, options.dtype)
         launches.table.cache_clear()
-    every = [n for n, scheme in encodings.ENCODINGS.items() if scheme().claims.axes == 1]
-    names = every if "all" in options.encodings else options.encodings
+    of_one_axis = [n for n, scheme in encodings.ENCODINGS.items() if scheme().claims.axes == 1]
+    names = of_one_axis if "all" in options.encodings else options.encodings
     cases = [
         Case(spec, width, arch, options.length, options.dtype, explicit=options.explicit)
         for arch, width, spec in itertools.product(archs, widths, names)

@@ -80,10 +80,10 @@ def decode_program(trainer: Trainer, config: Config) -> Any:
     def step(params, token, cache, key):
         return generate.decode_step(model(params), token, cache, key, 0.0, 0)
 
-    rows, whole = sharding.batch_sharding(mesh), NamedSharding(mesh, PartitionSpec())
+    rows, replicated = sharding.batch_sharding(mesh), NamedSharding(mesh, PartitionSpec())
     compiled = jax.jit(
         step,
-        in_shardings=(trainer.shardings.params, rows, layout, whole),
+        in_shardings=(trainer.shardings.params, rows, layout, replicated),
         out_shardings=(rows, layout),
         donate_argnums=2,
     )
@@ -170,18 +170,18 @@ def work(compiled: Any, jaxpr: Any, masked: Tiles, chips: int, chip: tpu_slice.C
 
 def tables(rows: list[dict], title: str) -> Iterator[rich.table.Table]:
     """All programs, with the reason for those that did not compile; then their collectives."""
-    shown = rich.table.Table("encoding", "program", *COLUMNS, title=title)
+    table = rich.table.Table("encoding", "program", *COLUMNS, title=title)
     for row in rows:
         ok = row["status"] == "ok"
         cells = [f(row) for f in COLUMNS.values()] if ok else [f"{row['status']}: {row['why']}"]
-        shown.add_row(row["encoding"], row["program"], *cells)
-    yield shown
-    shown = rich.table.Table("encoding", "program", "collective", "per step", "MiB per chip")
+        table.add_row(row["encoding"], row["program"], *cells)
+    yield table
+    table = rich.table.Table("encoding", "program", "collective", "per step", "MiB per chip")
     for row in rows:
         for kind, total in row.get("collectives", {}).items():
             size = plain(total["bytes"] / 2**20)
-            shown.add_row(row["encoding"], row["program"], kind, f"{total['count']:.0f}", size)
-    yield shown
+            table.add_row(row["encoding"], row["program"], kind, f"{total['count']:.0f}", size)
+    yield table
 
 
 def main(config: Config) -> None:
@@ -212,7 +212,7 @@ def main(config: Config) -> None:
 
 
 def define_flags() -> None:
-    """Those of this program."""
+    """Defines the flags of this program."""
     flags.DEFINE_string("topology", "v5e:2x2", "the slice, as v5e:16x16 or v5p:4x4x4")
     flags.DEFINE_multi_string("encodings", [], "instead of model.encoding; `all` is every one")
     flags.DEFINE_multi_enum("program", [*PROGRAMS], [*PROGRAMS], "what to compile")

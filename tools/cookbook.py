@@ -73,22 +73,22 @@ DIFFERENCES = {  # from transformers, on purpose, by their tests in tests/hf/tes
 def spec(layers: Sequence[LayerEncoding]) -> str:
     """Config strings of the stacks, those of the encoder first."""
     stacks = dict.fromkeys(layer.stack for layer in layers)
-    found = [pattern([x for x in layers if x.stack == stack]) for stack in stacks]
-    return " / ".join(dict.fromkeys(found))
+    patterns = [pattern([x for x in layers if x.stack == stack]) for stack in stacks]
+    return " / ".join(dict.fromkeys(patterns))
 
 
 def besides(layers: Sequence[LayerEncoding]) -> str:
     """What else the scores need, and in how many layers."""
-    found: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for layer in layers:
         numbers = {"chunk": layer.chunk, "scale": layer.scale}
         numbers |= {"logit_cap": layer.logit_cap, "prefix": layer.prefix or None}
         numbers |= {"first_row": layer.first_row or None}
-        found.update(f"{name} {x:.6g}" for name, x in numbers.items() if x is not None)
-        found.update(["rotary_last"] * layer.rotary_last)
-        found.update(layer.also)
-    every = len(layers)
-    counted = (f"{x} ({n} of {every} layers)" if n < every else x for x, n in found.items())
+        counts.update(f"{name} {x:.6g}" for name, x in numbers.items() if x is not None)
+        counts.update(["rotary_last"] * layer.rotary_last)
+        counts.update(layer.also)
+    total = len(layers)
+    counted = (f"{x} ({n} of {total} layers)" if n < total else x for x, n in counts.items())
     return ", ".join(counted) or "–"
 
 
@@ -96,22 +96,22 @@ def mapped(model_type: str, layers: Sequence[LayerEncoding]) -> str:
     """Names in a state dict, the entries of `Params` that they become, and how."""
     stacks: dict[tuple[weights.Weight, str, str], list[str]] = {}
     for layer in layers:
-        each = weights.listed(model_type, layer)
-        numbered = [(f"[{i}]" * (len(each) > 1), w) for i, own in enumerate(each) for w in own]
+        parts = weights.listed(model_type, layer)
+        numbered = [(f"[{i}]" * (len(parts) > 1), w) for i, part in enumerate(parts) for w in part]
         for part, weight in numbered:  # parameters of sums are tuples
             words = (inspect.getdoc(weight.how) or "").partition("\n")[0].rstrip(".")
             words = words.replace("that of position 0", str(layer.first_row))
             plain = weight.how is weights.same or words == "The rows from 0 on"
             key = weight, part, "" if plain else f": {words[0].lower()}{words[1:]}"
-            seen = stacks.setdefault(key, [])
-            seen += [layer.stack] * (layer.stack not in seen)
-    found = []
-    for (weight, part, words), seen in stacks.items():
-        stack = seen[0] if len(seen) == 1 else f"{{{','.join(seen)}}}"
+            in_stacks = stacks.setdefault(key, [])
+            in_stacks += [layer.stack] * (layer.stack not in in_stacks)
+    lines = []
+    for (weight, part, words), in_stacks in stacks.items():
+        stack = in_stacks[0] if len(in_stacks) == 1 else f"{{{','.join(in_stacks)}}}"
         names = ", ".join(f"`{name.format(stack=stack, layer='*')}`" for name in weight.names)
-        place, _, entry = weight.to.partition(".")
-        found.append(f"{names} → `{place}{part}['{entry}']`{words}")
-    return "<br>".join(found) or "–"
+        tree, _, entry = weight.to.partition(".")
+        lines.append(f"{names} → `{tree}{part}['{entry}']`{words}")
+    return "<br>".join(lines) or "–"
 
 
 def _shorter(text: str) -> str:
@@ -137,19 +137,19 @@ def cells(row: Row) -> list[str]:
 def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown, without columns that are empty."""
     lines = [list(HEAD), *map(cells, rows)]
-    kept = [i for i, _ in enumerate(HEAD) if any(line[i] != "–" for line in lines[1:])]
+    columns = [i for i, _ in enumerate(HEAD) if any(line[i] != "–" for line in lines[1:])]
     lines.insert(1, ["---"] * len(HEAD))
-    return "\n".join(f"| {' | '.join(line[i] for i in kept)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line[i] for i in columns)} |" for line in lines)
 
 
 def groups() -> dict[str, list[str]]:
     """Model types that are read, by the class that reads them."""
-    found: dict[str, list[str]] = {}
+    by_doc: dict[str, list[str]] = {}
     for kind, family in FAMILIES.items():
         doc = (inspect.getdoc(type(family)) or "").partition("\n")[0].partition(";")[0].rstrip(".")
         doc += "; encoders" if getattr(family, "stack", "") == "encoder" else ""
-        found.setdefault(doc, []).append(kind)
-    return found
+        by_doc.setdefault(doc, []).append(kind)
+    return by_doc
 
 
 def section() -> str:
@@ -167,12 +167,12 @@ def section() -> str:
     lines += [
         f"| {doc} | {', '.join(f'`{k}`' for k in kinds)} |" for doc, kinds in groups().items()
     ]
-    known = [
+    outside = [
         ", ".join(f"`{kind}`" for kind in x)
         for x in (READ_IN_CODE, [k for k in HUB if k not in READ_IN_CODE])
     ]
     lines += ["", "Not in transformers, but in code of their own: the attention of these was read"]
-    lines += [f"there ({known[0]}); these are known by the keys of their configs ({known[1]})."]
+    lines += [f"there ({outside[0]}); these are known by the keys of their configs ({outside[1]})."]
     lines += ["", "What is not read, and why:", "", "| why | model types |", "| --- | --- |"]
     lines += [f"| {why} | {', '.join(f'`{k}`' for k in kinds)} |" for why, kinds in reasons.items()]
     return "\n".join(lines)

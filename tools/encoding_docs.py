@@ -59,10 +59,10 @@ ENTERS = {  # kind of term → where positions come in
 PAGE = ROOT / "docs" / "encodings.md"
 GUIDE = ROOT / "docs" / "guide.md"
 KERNELS = re.compile(r"(?<=<!-- kernels: begin -->\n).*?(?=<!-- kernels: end -->)", re.DOTALL)
-PLATFORMS, LENGTHS = ("gpu", "tpu"), (2048, 4096)  # of that table
+PLATFORMS, LENGTHS = ("gpu", "tpu"), (2048, 4096)  # of the guide's table of kernels
 FIGURES = ROOT / "docs" / "figures" / "encodings"
 HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
-# Oracles that are no model of transformers.
+# Oracles that are not models of transformers.
 PACKAGES = {
     "torch": "PyTorch",
     "attn_gym": "attention-gym",
@@ -111,13 +111,13 @@ before training, and its picture shows where that noise is shared. What a scheme
 
 def enters(scheme: Encoding) -> str:
     """Where positions enter attention."""
-    places = ["input"] if adds_to_input(scheme, DIMS) else []
+    entries = ["input"] if adds_to_input(scheme, DIMS) else []
     for term in abstract_terms(scheme, DIMS):
         if isinstance(term, kinds.Rotation):
-            places += ["queries"] * (term.q is not None) + ["keys"] * (term.k is not None)
+            entries += ["queries"] * (term.q is not None) + ["keys"] * (term.k is not None)
         elif type(term) in ENTERS:
-            places.append(ENTERS[type(term)])
-    return ", ".join(dict.fromkeys(places)) or "nowhere"
+            entries.append(ENTERS[type(term)])
+    return ", ".join(dict.fromkeys(entries)) or "nowhere"
 
 
 def sizes(scheme: Encoding) -> tuple[int, int]:
@@ -179,8 +179,8 @@ def _attention(scheme: Encoding, implementation: Any, tokens: int = TOKENS) -> N
     options: Any = {"causal": True, "embedded": True, "implementation": implementation}
 
     def run(params, q, k, v, x, positions=None):
-        given = {"encoding": scheme, "params": params, "x": x, "q_positions": positions}
-        return pe_jax.attention(q, k, v, **given, **options)
+        arguments = {"encoding": scheme, "params": params, "x": x, "q_positions": positions}
+        return pe_jax.attention(q, k, v, **arguments, **options)
 
     jax.eval_shape(run, params, **operands)
 
@@ -318,8 +318,8 @@ def oracles() -> dict[str, list[tuple[str, str]]]:
     by_scheme: dict[str, list[tuple[str, str]]] = {name: [] for name in ENCODINGS}
     for key, value in zip(cases.keys, cases.values, strict=True):
         used = _names(functions[value.id], sources) or [("torch", "indexing")]
-        kept = by_scheme[case_of(key.value)]
-        kept += [used[0]] if used[0] not in kept else []
+        compared = by_scheme[case_of(key.value)]
+        compared += [used[0]] if used[0] not in compared else []
     return by_scheme
 
 
@@ -363,8 +363,8 @@ def table() -> str:
     """The table in Markdown, and the engines that run every scheme."""
     rows = [HEAD, ["---"] * len(HEAD), *(row(n, k) for n, k in ENCODINGS.items())]
     lines = [f"| {' | '.join(cells)} |" for cells in rows]
-    every = "` and `".join(common_engines())
-    note = f"\nAll {len(ENCODINGS)} run `{every}`; *engines* has the others."
+    common = "` and `".join(common_engines())
+    note = f"\nAll {len(ENCODINGS)} run `{common}`; *engines* has the others."
     return "\n".join([*lines, note])
 
 
@@ -413,18 +413,18 @@ def _tested(name: str) -> str:
     """The oracles, and the claims of the tests, folded."""
     path = tests(name)
     file = path.relative_to(ROOT).as_posix()
-    told = claims(path)
-    known = [
+    sentences = claims(path)
+    compared = [
         f"`{what}` ({PACKAGES.get(library, f'transformers, {library}')})"
         for library, what in oracles().get(name, [])
     ]
-    others = f", and {', '.join(known)}" if known else ""
+    also = f", and {', '.join(compared)}" if compared else ""
     lines = [
-        f"**Tested against** the paper in float64 NumPy ([{path.name}](../{file})){others}.",
+        f"**Tested against** the paper in float64 NumPy ([{path.name}](../{file})){also}.",
         "",
-        f"<details><summary>What its {len(told)} tests claim</summary>",
+        f"<details><summary>What its {len(sentences)} tests claim</summary>",
         "",
-        *(f"- {claim}" for claim in told),
+        *(f"- {claim}" for claim in sentences),
         "",
         "</details>",
     ]

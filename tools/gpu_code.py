@@ -1,7 +1,7 @@
-"""Machine code for a GPU that is not there: Triton's own compiler, and what it says of a kernel.
+"""Machine code for an absent GPU: Triton's own compiler, and its figures of a kernel.
 
-Needs triton, which brings NVIDIA's assembler and no GPU. `compile_kernel` runs in a process of its
-own, for the compiler aborts where it meets what it does not know.
+Needs triton, which brings NVIDIA's assembler, but no GPU. `compile_kernel` runs in a separate
+process, because the compiler aborts where it does not know an operation.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from pe_jax.engines.kernels.gpu.triton_source import Kernel
 
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
 WARPS, BLOCKS = 64, 32  # the most that it holds at a time
-RESERVED = 1024  # bytes of shared memory that the system takes of each block
+RESERVED = 1024  # bytes of shared memory that the system takes per block
 PATIENCE = 600  # seconds after which a compilation is given up
 
 
@@ -30,9 +30,9 @@ class Chip:
     """Limits of an architecture (CUDA C++ Programming Guide, compute capabilities).
 
     Attributes:
-      name: one that has it.
+      name: a GPU of this architecture.
       block_shared: bytes of shared memory that one block may take.
-      shared: bytes of a multiprocessor.
+      shared: bytes of shared memory of a multiprocessor.
       warps: the most that a multiprocessor holds.
     """
 
@@ -56,7 +56,7 @@ PRODUCTS = {  # instructions of tensor cores, as the assembler calls them
 
 
 class Job(NamedTuple):
-    """What is compiled, and for what."""
+    """A kernel to compile, its launch and the architecture."""
 
     kernel: Kernel
     warps: int
@@ -65,7 +65,7 @@ class Job(NamedTuple):
 
 
 def compile_all(jobs: Sequence[Job], processes: int) -> Iterator[dict[str, Any]]:
-    """What `compile_kernel` says of each job, in order.
+    """The row of `compile_kernel` for each job, in order.
 
     A process that dies or takes longer than `PATIENCE` gives a row whose status says so.
     """
@@ -148,10 +148,10 @@ def _assembly(job: Job) -> tuple[str, int]:
     options = backend.parse_options(launch | triton_call.OPTIONS)
     functions = backend.get_codegen_implementation(options), backend.get_module_map()
     module = triton_call.program(job.kernel).make_ir(target, options, *functions, context)
-    known = {"target": target, **options.__dict__}
+    metadata = {"target": target, **options.__dict__}
     for stage in (backend.make_ttir, backend.make_ttgir, backend.make_llir, backend.make_ptx):
-        module = stage(module, known, options, job.arch)
-    return module, known["shared"]
+        module = stage(module, metadata, options, job.arch)
+    return module, metadata["shared"]
 
 
 def said(text: str) -> dict[str, int]:
@@ -170,8 +170,8 @@ def occupancy(registers: int, shared: int, warps: int, arch: int) -> dict[str, f
     Registers are handed out to each warp in units of 256.
     """
     chip = CHIPS[arch]
-    taken = 256 * math.ceil(registers * 32 / 256) * warps
-    limits = REGISTERS // max(taken, 1), chip.warps // warps, BLOCKS
+    per_block = 256 * math.ceil(registers * 32 / 256) * warps
+    limits = REGISTERS // max(per_block, 1), chip.warps // warps, BLOCKS
     blocks = min(*limits, chip.shared // (shared + RESERVED))
     return {"blocks": blocks, "occupancy": round(blocks * warps / chip.warps, 3)}
 
@@ -184,14 +184,14 @@ def loops(code: str) -> list[int]:
             labels[label[1]] = len(lines)
         elif re.match(r"\s*/\*[0-9a-f]{4,}\*/", line):
             lines.append(line)
-    found = []
+    spans = []
     for end, line in enumerate(lines):
         target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", line)
         begin = labels.get(target[1], end + 1) if target else end + 1
         body = lines[begin : end + 1]
         if any(re.search(r"\b(HGMMA|HMMA|UTCHMMA|FFMA|UTCQMMA)\b", x) for x in body):
-            found.append((begin, end))
+            spans.append((begin, end))
     inner = (
-        (a, b) for a, b in found if not any(a <= c and d <= b for c, d in found if (c, d) != (a, b))
+        (a, b) for a, b in spans if not any(a <= c and d <= b for c, d in spans if (c, d) != (a, b))
     )
     return [b - a + 1 for a, b in inner]

@@ -4,20 +4,20 @@
     python -m tools.gpu_session --only=benchmark,step --schemes=nope,t5 --lengths=4096
     python -m tools.gpu_session --rehearse    # without a GPU: tiny shapes, interpreted kernels
 
-It needs JAX for CUDA; the last two stages Flax and Optax, a part of the second PyTorch. What is
-missing is left out, by name. Nothing is installed or fetched. The stages:
+It needs JAX for CUDA; the last two stages Flax and Optax, a part of the second PyTorch. What lacks
+its package is left out and named. Nothing is installed or fetched. The stages:
 
     agreement    each scheme with a kernel, by the kernels and by the dense engine: outputs, row
                  sums and every gradient; float32 and bfloat16; odd lengths, documents, windows,
                  grouped heads, sinks
-    benchmark    attention, forward and backward: ms, TFLOP/s and share of the peak; beside cuDNN,
-                 jax.nn with a materialised bias, and FlexAttention
+    benchmark    attention, forward and backward: ms, TFLOP/s and share of the peak; next to
+                 cuDNN, jax.nn with a materialised bias, and FlexAttention
     step         a training step of 25M parameters at 512 and 8,192 tokens, and its ratio to NoPE's
 
-Each has a share of the budget; what it leaves is the next one's. In --out are results.jsonl, with a
-line for each result as soon as it is there, about.json and summary.md. The same command goes on
-where another left off. The exit status is 1 where kernels disagree or a stage fails, 2 without a
-GPU.
+Each has a share of the budget; what it leaves goes to the next one. In --out are results.jsonl,
+with a line for each result as soon as it is there, about.json and summary.md. The same command
+continues an interrupted session. The exit status is 1 where kernels disagree or a stage fails, 2
+without a GPU.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def about() -> dict[str, Any]:
 
 
 def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
-    """By name what each stage does; imported when it begins."""
+    """Name → what the stage does; imported when it begins."""
     schemes, processes = options.schemes, options.processes
 
     def agree(results, clock):
@@ -80,8 +80,8 @@ def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
         from tools.gpu_stages import speed
 
         chosen = speed.TINY if options.rehearse else speed.LARGE
-        given = {"schemes": tuple(schemes), "lengths": tuple(map(int, options.lengths))}
-        return speed, dataclasses.replace(chosen, **{k: v for k, v in given.items() if v})
+        overrides = {"schemes": tuple(schemes), "lengths": tuple(map(int, options.lengths))}
+        return speed, dataclasses.replace(chosen, **{k: v for k, v in overrides.items() if v})
 
     def benchmark(results, clock):
         speed, chosen = scale()
@@ -95,7 +95,7 @@ def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
 
 
 def main() -> None:
-    """Runs the stages; writes and prints what came of them."""
+    """Runs the stages; writes and prints their results."""
     options = flags.FLAGS
     begin = Clock(options.budget)
     if unknown := {*options.only} - {*SHARES}:
@@ -122,7 +122,7 @@ def main() -> None:
             run(results, part)
         except ImportError as error:
             results.add({"stage": name, "note": f"not run: {error}"})
-        except Exception as error:  # the others may do
+        except Exception as error:  # other stages may run
             stopped.append(f"{name}: {reason(error)}")
             results.add({"stage": name, "note": f"stopped: {reason(error)}"})
         print(f"{name}: {begin.left:.0f} s are left", flush=True)
@@ -132,7 +132,7 @@ def main() -> None:
         print(line, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(bool(wrong))  # without a word to threads that still compile
+    os._exit(bool(wrong))  # does not wait for threads that still compile
 
 
 if __name__ == "__main__":

@@ -104,16 +104,16 @@ def config_of(kind: str, **settings: Any) -> Any:
     if getattr(default, "text_config", None) is not None:
         raise LookupError("its parts are types of their own")
     full, family = default.to_dict(), hf.FAMILIES[kind]
-    given: dict[str, Any] = {n: x for n, x in TINY.items() if n in full or n in cls.attribute_map}
-    given = {n: x for n, x in given.items() if not isinstance(full.get(n), list | tuple)}
+    sizes: dict[str, Any] = {n: x for n, x in TINY.items() if n in full or n in cls.attribute_map}
+    sizes = {n: x for n, x in sizes.items() if not isinstance(full.get(n), list | tuple)}
     if full.get("sliding_window", 0) is None:
-        given.pop("sliding_window", None)
+        sizes.pop("sliding_window", None)
     if isinstance(family, MLA):
-        given.pop("head_dim", None)  # it is qk_rope_head_dim
+        sizes.pop("head_dim", None)  # it is qk_rope_head_dim
     if getattr(family, "sections", None) or kind in SECTIONS:
         sections = SECTIONS.get(kind, [6, 5, 5] if family.interleaved else [4, 6, 6])
-        given["rope_parameters"] = {**default.rope_parameters, "mrope_section": sections}
-    return cls(**{**given, **OWN.get(kind, {}), **settings})
+        sizes["rope_parameters"] = {**default.rope_parameters, "mrope_section": sections}
+    return cls(**{**sizes, **OWN.get(kind, {}), **settings})
 
 
 def model_of(config: Any) -> Any:
@@ -126,9 +126,9 @@ def model_of(config: Any) -> Any:
     with contextlib.suppress(ValueError):  # AutoModel does not know each part of a model
         return transformers.AutoModel.from_config(config, attn_implementation="recorded").eval()
     package = getattr(transformers.models, type(config).__module__.split(".")[2])
-    own = [getattr(package, name) for name in dir(package) if name.endswith("Model")]
-    own = [x for x in own if getattr(x, "config_class", None) is type(config)]
-    cls: Any = min(own, key=lambda x: ("PreTrained" in x.__name__, len(x.__name__)))
+    classes = [getattr(package, name) for name in dir(package) if name.endswith("Model")]
+    classes = [x for x in classes if getattr(x, "config_class", None) is type(config)]
+    cls: Any = min(classes, key=lambda x: ("PreTrained" in x.__name__, len(x.__name__)))
     return cls(config).eval()
 
 
@@ -169,7 +169,7 @@ def unrotated(model: Any):
     tempered = [m for m in model.modules() if hasattr(m, "attn_temperature_tuning")]
     settings = getattr(model.config, "rope_parameters", None) or {}
     beta = settings.get("llama_4_scaling_beta")
-    kept = [module.attn_temperature_tuning for module in tempered]
+    tuning = [module.attn_temperature_tuning for module in tempered]
     for module in tempered:
         module.attn_temperature_tuning = False
     if beta is not None:
@@ -177,7 +177,7 @@ def unrotated(model: Any):
     yield
     for hook in hooks:
         hook.remove()
-    for module, value in zip(tempered, kept, strict=True):
+    for module, value in zip(tempered, tuning, strict=True):
         module.attn_temperature_tuning = value
     if beta is not None:
         settings["llama_4_scaling_beta"] = beta
@@ -210,8 +210,8 @@ def rotated(
     x = jnp.asarray(x.transpose(0, 2, 1, 3))
     if layer.rotary_last:
         rope: Any = parts(encoding)[0]  # the second may be a sink
-        turned = rope.rotary_dim(width)
-        first, rest = x[..., -turned:], x[..., :-turned]
+        rotary = rope.rotary_dim(width)
+        first, rest = x[..., -rotary:], x[..., :-rotary]
         if sort and rope.layout == "interleaved":
             first = jnp.stack(jnp.split(first, 2, axis=-1), axis=-1).reshape(first.shape)
         x = jnp.concatenate([first, rest], axis=-1)
@@ -219,8 +219,8 @@ def rotated(
         x = jnp.concatenate(jnp.split(x, 2, axis=-1)[::-1], axis=-1)
     term: Any
     for term in encoding.terms(params, dims):
-        turn = getattr(term, side) if isinstance(term, Rotation) else None
-        x = x if turn is None else turn(term.arrays, x, positions)
+        rotate = getattr(term, side) if isinstance(term, Rotation) else None
+        x = x if rotate is None else rotate(term.arrays, x, positions)
     return np.asarray(x, np.float64).transpose(0, 2, 1, 3)
 
 
@@ -233,27 +233,27 @@ def seen(layer: hf.LayerEncoding) -> np.ndarray:
 
 
 def difference(kind: str, **settings: Any) -> str:
-    """In what the layers that are read differ from what reaches the model's softmax, or ""."""
+    """How the layers that are read differ from what reaches the model's softmax, or ""."""
     config = config_of(kind, **settings)
     layers = hf.encodings(config)
     if hf.encodings({**config.to_dict(), **hf.to_hf(layers, kind)}) != layers:
         return "what is written is read as something else"
     with recording() as calls:
         model = model_of(config)
-        both = [run(model, calls)]
+        records = [run(model, calls)]
         with unrotated(model):
-            both.append(run(model, calls))
+            records.append(run(model, calls))
     layers = tuple(layer for layer in layers if layer.encoding is not None)
     stacks = len({layer.stack for layer in layers})
-    theirs, plain = ([x for x in some if "Cross" not in type(x[0]).__name__] for some in both)
+    theirs, plain = ([x for x in some if "Cross" not in type(x[0]).__name__] for some in records)
     if not theirs or (stacks > 1 and len(layers) != len(theirs)):
         raise LookupError("its attention calls are not ours to record, layer by layer")
     if len(layers) != len(theirs):
         return f"{len(layers)} layers attend, theirs {len(theirs)}"
     sort = isinstance(hf.FAMILIES[kind], MLA) and kind != "deepseek_v2"
     for index, (layer, call, still) in enumerate(zip(layers, theirs, plain, strict=True)):
-        if found := _layers_differ(layer, call, still, sort):
-            return f"layer {index}: {found}"
+        if reason := _layers_differ(layer, call, still, sort):
+            return f"layer {index}: {reason}"
     return ""
 
 
@@ -261,11 +261,11 @@ def _layers_differ(layer: hf.LayerEncoding, call: tuple, still: tuple, sort: boo
     module, q, k, mask, options = call
     if q.shape[-1] != layer.head_dim:
         return f"head_dim {layer.head_dim}, theirs {q.shape[-1]}"
-    places, encoding = np.arange(LENGTH), layer.encoding or Encoding()
+    positions, encoding = np.arange(LENGTH), layer.encoding or Encoding()
     axes = encoding.claims.axes
-    places = np.stack([places] * 3, -1) if axes == 3 else places
+    positions = np.stack([positions] * 3, -1) if axes == 3 else positions
     sides = zip("qk", still[1:3], strict=True)
-    ours = np.einsum("bhte,bhse->bhts", *[rotated(layer, x, n, places, sort) for n, x in sides])
+    ours = np.einsum("bhte,bhse->bhts", *[rotated(layer, x, n, positions, sort) for n, x in sides])
     want = np.einsum("bhte,bhse->bhts", np.float64(q), np.float64(k))
     theirs = options.get("scaling")
     theirs = layer.head_dim**-0.5 if theirs is None else float(theirs)
@@ -287,7 +287,7 @@ def _layers_differ(layer: hf.LayerEncoding, call: tuple, still: tuple, sort: boo
 
 
 def verdict(kind: str) -> tuple[str, str]:
-    """What is made of a type of the installed transformers, and the reason or the difference."""
+    """The outcome for a type of the installed transformers, and the reason or the difference."""
     if kind in NEAREST:
         return "refused", NEAREST[kind]
     if kind not in hf.FAMILIES:
@@ -297,10 +297,10 @@ def verdict(kind: str) -> tuple[str, str]:
             return ("new" if "is not known here" in str(error) else "refused"), str(error)
         return "read", "by its part for text"
     try:
-        found = difference(kind)
-    except Exception as error:  # whatever a model of another kind wants to be run with
+        text = difference(kind)
+    except Exception as error:  # models of other kinds need other inputs
         return "config", f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
-    return ("differs", found) if found else ("read", "scores, scale, cap and mask compared")
+    return ("differs", text) if text else ("read", "scores, scale, cap and mask compared")
 
 
 def main(kinds: list[str]) -> None:

@@ -2,8 +2,8 @@
 
 XLA's own `cost_analysis` counts the body of a loop once, though layers and tiles are loops. Here
 each instruction counts as often as it runs: a loop's bound is a constant of its condition, or an
-argument (`loops`) if it depends on the mask. Both branches of a conditional count, but for what
-runs only if a token is not finite.
+argument (`loops`) if it depends on the mask. Both branches of a conditional count, except those
+that run only if a token is not finite.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 CALLS = re.compile(r"(calls|to_apply|body|condition|\w+_computations?)=\{?((?:%[\w.\-]+(?:, )?)+)")
 SHAPE = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-NO_ESTIMATE = 2**62  # and above: the TPU compiler's word for it is the largest integer
+NO_ESTIMATE = 2**62  # and above: the TPU compiler writes the largest integer
 BOUND = re.compile(r"^[su]\d+\[\]\S* constant\((\d+)\)")
 
 
@@ -71,25 +71,25 @@ class ProgramSummary:
 def computations(text: str) -> dict[str, list[Instruction]]:
     """The computations of a module by name, callees before callers; the entry is the last."""
     by_name: dict[str, list[Instruction]] = {}
-    here: list[Instruction] = []
+    body: list[Instruction] = []
     for line in text.splitlines():
         if match := HEAD.match(line):
-            here = by_name[match[1]] = []
+            body = by_name[match[1]] = []
         elif line.startswith("  ") and " = " in line:
             name, _, rest = line.strip().removeprefix("ROOT ").partition(" = ")
             kind, rest = _type(rest)
             calls = {m[1]: re.findall(r"%([\w.\-]+)", m[2]) for m in CALLS.finditer(rest)}
-            here.append(Instruction(name.lstrip("%"), kind, rest.partition("(")[0], rest, calls))
+            body.append(Instruction(name.lstrip("%"), kind, rest.partition("(")[0], rest, calls))
     return by_name
 
 
 def _type(rest: str) -> tuple[str, str]:
     """The type in front of an operation, and what follows; a tuple's type has spaces."""
     depth = 0
-    for at, letter in enumerate(rest):
+    for index, letter in enumerate(rest):
         depth += (letter in "({[") - (letter in ")}]")
         if letter == " " and depth == 0:
-            return rest[:at], rest[at + 1 :]
+            return rest[:index], rest[index + 1 :]
     return rest, ""
 
 
@@ -196,6 +196,6 @@ def _add(
         total.bytes += weight * size
         total.moved += weight * moved
     if match := CYCLES.search(instruction.text):
-        known = int(match[1]) < NO_ESTIMATE
-        summary.cycles += running * int(match[1]) if known else 0
-        summary.unpriced += bool(running) and not known
+        priced = int(match[1]) < NO_ESTIMATE
+        summary.cycles += running * int(match[1]) if priced else 0
+        summary.unpriced += bool(running) and not priced

@@ -1,4 +1,4 @@
-"""Draws the figures of docs/results/ and README again, from the tables beside them.
+"""Draws the figures of docs/results/ and README again, from the tables next to them.
 
     python -m tools.results_docs
 
@@ -71,10 +71,10 @@ def losses(path: Path, trained: int) -> Results:
 def by_position(path: Path, like: Results) -> Results:
     """One run per scheme, whose loss at a position is the mean of the bin in the table."""
     rows = [row for row in rows_of(path) if row["position"]]
-    found = nested(rows, ("encoding", "position"), lambda row: float(row["loss"]))
+    bins = nested(rows, ("encoding", "position"), lambda row: float(row["loss"]))
     at, runs = np.arange(1, like.longest + 1), {}
     windows = {PROTOCOLS[0]: {str(like.longest): [0.0] * 12}}
-    for name, points in found.items():
+    for name, points in bins.items():
         centre = np.array([*map(float, points)])
         loss = np.array([*points.values()])[np.abs(np.log(at[:, None] / centre)).argmin(1)]
         runs[name] = {0: finished({"losses": windows, "by_position": {"loss": loss.tolist()}})}
@@ -84,13 +84,13 @@ def by_position(path: Path, like: Results) -> Results:
 
 def series(path: Path) -> list[series_figure.Point]:
     """The differences of a table that `experiments.report --series` wrote."""
-    found = []
+    points = []
     for row in rows_of(path):
         parameters, steps, length = (int(row[x]) for x in ("parameters", "steps", "length"))
         values = statistics.estimate([*map(float, row["each_seed"].split(";"))])
         scheme = Scheme(row["encoding"], row["encoding"], 0, {})
-        found.append(series_figure.Point(scheme, parameters, steps, length, values))
-    return found
+        points.append(series_figure.Point(scheme, parameters, steps, length, values))
+    return points
 
 
 def by_step(path: Path, config: CompareConfig) -> Results:
@@ -99,26 +99,26 @@ def by_step(path: Path, config: CompareConfig) -> Results:
 
     def line(row: dict) -> dict:
         step = int(row["step"])
-        known = {"step": step, "learning_rate": np.asarray(rate(step)).item()}
-        return {**known, "eval_loss": float(row["loss"])}
+        fields = {"step": step, "learning_rate": np.asarray(rate(step)).item()}
+        return {**fields, "eval_loss": float(row["loss"])}
 
-    each = (
+    rows = (
         {**row, **dict(zip(("seed", "loss"), part.split(":"), strict=True))}
         for row in rows_of(path)
         for part in row["seeds"].split(";")
     )
-    found = nested(each, ("encoding", "seed", "step"), line)
-    runs = {n: {s: finished({}, [*x.values()]) for s, x in by.items()} for n, by in found.items()}
+    curves = nested(rows, ("encoding", "seed", "step"), line)
+    runs = {n: {s: finished({}, [*x.values()]) for s, x in by.items()} for n, by in curves.items()}
     lengths = config.eval.lengths
     return of_runs(runs, REFERENCE, config.length, lengths, batch=config.batch)
 
 
 def timed(found: Results, path: Path, config: CompareConfig) -> Results:
     """The same losses, with the time of a step from a table of losses by seconds."""
-    took = {row["encoding"]: float(row["seconds"]) / int(row["step"]) for row in rows_of(path)}
-    each = {name: {"train_ms": [1e3 * seconds]} for name, seconds in took.items()}
+    times = {row["encoding"]: float(row["seconds"]) / int(row["step"]) for row in rows_of(path)}
+    encodings = {name: {"train_ms": [1e3 * seconds]} for name, seconds in times.items()}
     about = {"length": config.length, "batch": config.batch}
-    return dataclasses.replace(found, speed={**about, "encodings": each})
+    return dataclasses.replace(found, speed={**about, "encodings": encodings})
 
 
 def extension(folder: Path, stem: str, config: ExtendConfig) -> Page:
@@ -130,7 +130,7 @@ def extension(folder: Path, stem: str, config: ExtendConfig) -> Page:
     ]
     keys = ("encoding", "seed", "part")
     text = nested(tables[0], (*keys, "protocol", "length"), lambda row: [float(row["loss"])])
-    found = nested(tables[1], (*keys, "length", "depth"), lambda row: row)
+    answers = nested(tables[1], (*keys, "length", "depth"), lambda row: row)
 
     def part(losses: dict, by_length: dict) -> dict:
         passkeys = {
@@ -142,7 +142,7 @@ def extension(folder: Path, stem: str, config: ExtendConfig) -> Page:
     entries = []
     for name, seeds in text.items():
         by_seed = {
-            seed: {x: part(losses, found[name][seed][x]) for x, losses in by_part.items()}
+            seed: {x: part(losses, answers[name][seed][x]) for x, losses in by_part.items()}
             for seed, by_part in seeds.items()
         }
         entries.append({"name": name, "encoding": name, "seeds": by_seed})
@@ -153,8 +153,8 @@ def accuracies(path: Path) -> list[dict]:
     """The entries of the comparison on images."""
     rows = [{**row, "name": f"{row['view']} {row['side']}"} for row in rows_of(path)]
     keys = ("encoding", "name", "seed")
-    found = nested(rows, keys, lambda row: float(row["accuracy"]) if row["accuracy"] else None)
-    return [{"name": name, "spec": name, "accuracy": views} for name, views in found.items()]
+    by_scheme = nested(rows, keys, lambda row: float(row["accuracy"]) if row["accuracy"] else None)
+    return [{"name": name, "spec": name, "accuracy": views} for name, views in by_scheme.items()]
 
 
 def scores(path: Path) -> list[dict]:
@@ -163,18 +163,18 @@ def scores(path: Path) -> list[dict]:
     def score(row: dict) -> list[float] | str:
         return [float(row[x]) for x in ("token_accuracy", "exact_match") if row[x]] or row["note"]
 
-    found = nested(rows_of(path), ("encoding", "task", "length", "seed"), score)
-    return [{"name": name, "scores": tasks} for name, tasks in found.items()]
+    by_scheme = nested(rows_of(path), ("encoding", "task", "length", "seed"), score)
+    return [{"name": name, "scores": tasks} for name, tasks in by_scheme.items()]
 
 
 def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
     """(name of the file, figure) of each figure that has its table in `folder`."""
     for stem, trained in TRAINED.items():
-        found = losses(folder / f"{stem}.csv", trained)
-        yield f"{stem}_differences", figures.differences_by_length(found, PROTOCOLS[0])
+        results = losses(folder / f"{stem}.csv", trained)
+        yield f"{stem}_differences", figures.differences_by_length(results, PROTOCOLS[0])
         for protocol in PROTOCOLS if stem in BY_LENGTH else ():
             name = f"{stem}_{protocol.replace('-', '_')}"
-            yield name, figures.loss_by_length(found, protocol)
+            yield name, figures.loss_by_length(results, protocol)
     positions = by_position(folder / "novels_by_position.csv", losses(folder / "novels.csv", 128))
     yield "novels_by_position", figures.differences_by_position(positions)
     compared = config_of("compare.py", CompareConfig)
@@ -192,14 +192,14 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
         yield f"{stem}_sliding", extended.losses(PROTOCOLS[1])
         yield f"{stem}_passkeys", extended.map()
     for stem, images in IMAGES.items():
-        seen = accuracies(folder / f"{stem}.csv")
-        yield stem, images_report.figure(ImagesConfig(images=images), seen, [])
+        entries = accuracies(folder / f"{stem}.csv")
+        yield stem, images_report.figure(ImagesConfig(images=images), entries, [])
     for stem, length in TRAINED_TASKS.items():
-        found = scores(folder / f"{stem}.csv")
-        names, longer = list(found[0]["scores"]), map(int, [*found[0]["scores"].values()][0])
+        entries = scores(folder / f"{stem}.csv")
+        names, longer = list(entries[0]["scores"]), map(int, [*entries[0]["scores"].values()][0])
         lengths = tuple(n for n in longer if n > length)
         config = TasksConfig(tasks=tuple(names), length=length, lengths=lengths)
-        yield stem, tasks_report.figure(config, found, [])
+        yield stem, tasks_report.figure(config, entries, [])
 
 
 def main(_: list[str]) -> None:

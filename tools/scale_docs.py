@@ -77,7 +77,7 @@ def compile_cell(cell: Cell, folder: Path, limit: float) -> None:
     """Runs one cell; writes its compiled.json, with a reason instead of figures if it failed.
 
     Raises:
-      OSError: it ended without one for another reason than a failure of the compiler.
+      OSError: it ended without one, for a reason other than a failure of the compiler.
     """
     fields = {
         "length": cell.context,
@@ -97,7 +97,7 @@ def compile_cell(cell: Cell, folder: Path, limit: float) -> None:
         process, why, last = None, f"took longer than {limit:.0f} s", ""
     if (folder / "compiled.json").exists():
         return
-    if process and process.returncode >= 0:  # our own fault, or the machine's: not the program's
+    if process and process.returncode >= 0:  # an error of ours or of the machine
         raise OSError(f"{cell.name}: exit status {process.returncode}: {last}")
     row = {"encoding": cell.encoding, "program": cell.program}
     row |= {"status": "does not compile", "why": why}
@@ -178,7 +178,7 @@ def lines(
 
 
 def steps(page: str) -> list[dict[tuple[str, ...], str]]:
-    """Of each table of a page, the step of each line by the fields before its mesh."""
+    """The step of each line of each table of a page, by the fields before its mesh."""
     tables = []
     for line in page.splitlines():
         cells = tuple(cell.strip() for cell in line.strip("|").split("|"))
@@ -279,7 +279,7 @@ def main(_: list[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_string("out", "runs/scale", "folder of the cells")
     flags.DEFINE_string("page", "docs/scale.md", "the page to write")
-    flags.DEFINE_string("before", "", "an earlier page, whose steps are shown beside")
+    flags.DEFINE_string("before", "", "an earlier page, whose steps are shown too")
     flags.DEFINE_float("minutes", 20, "no cell starts after this time")
     flags.DEFINE_float("limit", 600, "seconds after which a cell is aborted")
     app.run(main)

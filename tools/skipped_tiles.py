@@ -26,14 +26,14 @@ def logits_of(model, length: int, skip: bool, note=None):
     can_skip, tiles = skipping.can_skip, skipping.negligible_tiles
 
     def counted(*args):
-        found = tiles(*args)
+        skipped = tiles(*args)
         if note is not None:
-            rows, columns = (-(-length // n) for n in found.shape)
-            last = rows * jnp.arange(1, found.shape[0] + 1)[:, None] - 1
-            seen = columns * jnp.arange(found.shape[1])[None] <= last
-            share = (found & seen).sum() / seen.sum()
+            rows, columns = (-(-length // n) for n in skipped.shape)
+            last = rows * jnp.arange(1, skipped.shape[0] + 1)[:, None] - 1
+            visible = columns * jnp.arange(skipped.shape[1])[None] <= last
+            share = (skipped & visible).sum() / visible.sum()
             jax.debug.callback(note, share)
-        return found
+        return skipped
 
     skipping.negligible_tiles = counted
     skipping.can_skip = can_skip if skip else lambda *_: False
@@ -48,12 +48,12 @@ def logits_of(model, length: int, skip: bool, note=None):
 def text(config, length: int) -> np.ndarray:
     """The first tokens of the test split: int32 [1, length]."""
     corpus, tokens = data.load(config.data), tokenizer.get(config.tokenizer)
-    found: list[int] = []
+    ids: list[int] = []
     for document in corpus.documents("test"):
-        found += [*tokens.encode(document)]
-        if len(found) >= length:
+        ids += [*tokens.encode(document)]
+        if len(ids) >= length:
             break
-    return np.asarray(found[:length], np.int32)[None]
+    return np.asarray(ids[:length], np.int32)[None]
 
 
 def measure(run: Path, length: int, rounds: int) -> dict:
@@ -61,11 +61,11 @@ def measure(run: Path, length: int, rounds: int) -> dict:
     model, config = load(run)
     tokens, shares = text(config, length), []
     counted = logits_of(model, length, True, lambda share: shares.append(float(share)))
-    found = counted(tokens)
+    logits = counted(tokens)
     jax.effects_barrier()
-    fast, whole = (logits_of(model, length, skip) for skip in (True, False))
-    gap = float(jnp.abs(found - whole(tokens)).max())
-    times = interleave({"fast": lambda: fast(tokens), "whole": lambda: whole(tokens)}, rounds)
+    fast, full = (logits_of(model, length, skip) for skip in (True, False))
+    gap = float(jnp.abs(logits - full(tokens)).max())
+    times = interleave({"fast": lambda: fast(tokens), "whole": lambda: full(tokens)}, rounds)
     ratios = np.divide(times["fast"], times["whole"])
     return {
         "length": length,

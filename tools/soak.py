@@ -139,13 +139,13 @@ def live(flags: list[str], workdir: Path, log: Path, draw: random.Random) -> Lif
       RuntimeError: it failed by itself.
     """
     aim = draw.choice(("start", "step", "save"))
-    left, rows_before = unfinished(workdir), written(workdir)
+    saves, rows_before = unfinished(workdir), written(workdir)
     goal, wait = last_saved(workdir) + draw.randint(1, 2 * SAVE_EVERY), draw.uniform(0, 4)
     process, begin = trainer_process.start(flags, log), time.monotonic()
     reached = {
         "start": lambda: time.monotonic() - begin > wait or written(workdir) > rows_before,
         "step": lambda: last_logged(workdir) >= goal and written(workdir) > rows_before,
-        "save": lambda: unfinished(workdir) - left,
+        "save": lambda: unfinished(workdir) - saves,
     }[aim]
     while process.is_alive() and not reached():
         time.sleep(0.001)
@@ -157,7 +157,7 @@ def live(flags: list[str], workdir: Path, log: Path, draw: random.Random) -> Lif
     if process.exitcode != -signal.SIGKILL:
         raise RuntimeError(_ended(process.exitcode, log))
     trained = written(workdir) > rows_before
-    moment = "saving" if unfinished(workdir) - left else "training" if trained else "starting"
+    moment = "saving" if unfinished(workdir) - saves else "training" if trained else "starting"
     return Life(moment, max(last_logged(workdir) - last_saved(workdir), 0) if trained else 0)
 
 

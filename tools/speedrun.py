@@ -37,7 +37,7 @@ TOLERANCE = (0.03, 0.15)
 
 
 class SpeedrunError(Exception):
-    """What is not an entry, or cannot become one; shown on one line."""
+    """Says what is not an entry, or cannot become one, on one line."""
 
 
 def frozen(config: dict) -> dict:
@@ -46,7 +46,7 @@ def frozen(config: dict) -> dict:
 
 
 def target() -> dict:
-    """These fields as configs/speedrun.py has them, as JSON."""
+    """The shared fields, as configs/speedrun.py has them, as JSON."""
     config = config_files.load(str(ROOT / "configs" / "speedrun.py"), CompareConfig)
     return frozen(json.loads(json.dumps(dataclasses.asdict(config_files.final(config)))))
 
@@ -66,8 +66,8 @@ def entry(workdir: Path, encoding: dict) -> dict:
     """
     manifest = json.loads((workdir / "manifest.json").read_text())
     fixed = target()
-    found = frozen(manifest["config"])
-    differing = [name for name in fixed if found.get(name) != fixed[name]]
+    config = frozen(manifest["config"])
+    differing = [name for name in fixed if config.get(name) != fixed[name]]
     if differing:
         raise SpeedrunError(f"{workdir}: {', '.join(differing)} differ from configs/speedrun.py")
     runs = [workdir / "runs" / encoding["folder"] / f"seed{n}" for n in manifest["seeds"]]
@@ -124,7 +124,7 @@ def add(workdir: Path) -> None:
 
 
 def mean(values: list[float] | None) -> float:
-    """Of the seeds; infinite where the encoding is not defined."""
+    """The mean over seeds; infinite where the encoding is not defined."""
     return float("inf") if values is None else statistics.fmean(values)
 
 
@@ -136,8 +136,8 @@ def table(entries: list[dict]) -> str:
         ((*score, e) for score, e in zip(scores, entries, strict=True)),
         key=lambda row: (row[1], row[0]),
     ):
-        shown = ["—" if x == float("inf") else f"{x:.3f}" for x in (near, far)]
-        first = [f"`{e['encoding']}`", *shown]
+        losses = ["—" if x == float("inf") else f"{x:.3f}" for x in (near, far)]
+        first = [f"`{e['encoding']}`", *losses]
         if not any(a <= near and b <= far and (a, b) != (near, far) for a, b in scores):
             first = [f"**{cell}**" for cell in first]
         rate = f"{e['learning_rate']:g}"
@@ -151,12 +151,12 @@ def table(entries: list[dict]) -> str:
 def page() -> str:
     """docs/speedrun.md with the table of all entries."""
     entries = [json.loads(path.read_text()) for path in sorted(ENTRIES.glob("*.json"))]
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    return f"{before}{BEGIN}{table(entries)}{END}{rest.split(END)[1]}"
+    before, after = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    return f"{before}{BEGIN}{table(entries)}{END}{after.split(END)[1]}"
 
 
 def write_page() -> None:
-    """Writes it."""
+    """Writes docs/speedrun.md."""
     PAGE.write_text(page(), encoding="utf-8")
 
 

@@ -34,7 +34,7 @@ def _lengths(*default: int) -> Any:
 
 
 def _names(default: tuple[str, ...], known: Iterable[str]) -> Any:
-    """A field for some of the names that there are."""
+    """A field for some of the known names."""
     return ranged(default, f"some of {', '.join(known)}", bool)
 
 
@@ -116,8 +116,8 @@ class Settings:
             except ValueError as error:
                 raise ConfigError(f"schemes={name!r}: {error}") from error
         for name in ("benchmark.csv", "benchmark.json"):
-            there = (Path(self.out) / name).exists()
-            require(not there, "out", self.out, f"it has a {name} already; choose another folder")
+            exists = (Path(self.out) / name).exists()
+            require(not exists, "out", self.out, f"it has a {name} already; choose another folder")
 
 
 def define() -> None:
@@ -127,9 +127,9 @@ def define() -> None:
     for field in dataclasses.fields(Settings):
         default = field.default
         kind = kinds.get(type(default), flags.DEFINE_string)
-        shown = [str(x) for x in default] if isinstance(default, tuple) else default
+        text = [str(x) for x in default] if isinstance(default, tuple) else default
         meaning = meanings.get(field.name, field.name).rstrip(".")
-        kind(field.name, shown, f"{meaning}; {field.metadata['need']}")
+        kind(field.name, text, f"{meaning}; {field.metadata['need']}")
 
 
 def settings() -> Settings:

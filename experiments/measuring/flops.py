@@ -40,23 +40,23 @@ def count(jaxpr: Any, turns: Sequence[float] = (), share: float = 1.0) -> Work:
     for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
         parts = [count(part, turns, share) for part in _parts(params)]
-        whole = max(parts, default=Work()) if name == "cond" else _sum(parts)
+        work = max(parts, default=Work()) if name == "cond" else _sum(parts)
         if name == "dot_general":
             (contracted, _), _ = params["dimension_numbers"]
             shared = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
-            whole = Work(2.0 * shared * eqn.outvars[0].aval.size)
+            work = Work(2.0 * shared * eqn.outvars[0].aval.size)
         elif name == "pallas_call":
             cost = params["cost_estimate"]
             steps = math.prod(params["grid_mapping"].grid)
-            flops = steps * share * whole.total if cost is None else float(cost.flops)
-            whole = Work(flops, flops)
-        elif name == "shard_map":  # its jaxpr is of one device
-            whole = whole.times(params["mesh"].size)
+            flops = steps * share * work.total if cost is None else float(cost.flops)
+            work = Work(flops, flops)
+        elif name == "shard_map":  # its jaxpr is that of one device
+            work = work.times(params["mesh"].size)
         elif name == "scan":
-            whole = whole.times(params["length"])
+            work = work.times(params["length"])
         elif name == "while":
-            whole = whole.times(iterations.get(id(eqn), 1))
-        total = total.plus(whole)
+            work = work.times(iterations.get(id(eqn), 1))
+        total = total.plus(work)
     return total
 
 

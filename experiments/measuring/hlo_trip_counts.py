@@ -96,8 +96,8 @@ def _of_layer(
     pairs = [
         pair
         for back in range(hops + 1)
-        for own, other in zip(runs, np.roll(runs, back, axis=0), strict=True)
-        for pair in itertools.product(own, other)
+        for query_runs, key_runs in zip(runs, np.roll(runs, back, axis=0), strict=True)
+        for pair in itertools.product(query_runs, key_runs)
     ]
     turns = tuple(float(count.mean()) for count in counts(jnp.asarray(pairs)))
     return Tiles(turns, sum(turns) / plan.grid.k_blocks)

@@ -49,15 +49,15 @@ class Matmuls:
 
     def backward(self, q, k, v, d_out):
         """q·kᵀ again, d_out·sᵀ, d_out·vᵀ, ds·k, q·dsᵀ."""
-        k_turned, v_turned = (jnp.swapaxes(x, 1, 2) for x in (k, v))
+        k_transposed, v_transposed = (jnp.swapaxes(x, 1, 2) for x in (k, v))
 
         def row(carry, i):
             q_i, d_i = self._cut(q, i), self._cut(d_out, i)
 
             def tile(j, carry):
                 d_q, d_k, d_v = carry
-                s = _mm("nte,nes->nts", q_i, self._cut(k_turned, j, 2)).astype(v.dtype)
-                d_s = _mm("nte,nes->nts", d_i, self._cut(v_turned, j, 2)).astype(v.dtype)
+                s = _mm("nte,nes->nts", q_i, self._cut(k_transposed, j, 2)).astype(v.dtype)
+                d_s = _mm("nte,nes->nts", d_i, self._cut(v_transposed, j, 2)).astype(v.dtype)
                 d_k = self._add(d_k, j, _mm("nts,nte->nes", d_s, q_i))
                 d_v = self._add(d_v, j, _mm("nts,nte->nes", s, d_i))
                 return d_q + _mm("nts,nse->nte", d_s, self._cut(k, j)), d_k, d_v
@@ -66,7 +66,7 @@ class Matmuls:
             d_q, *carry = self._visit(tile, i, (zeros, *carry))
             return tuple(carry), d_q
 
-        zeros = jnp.zeros(k_turned.shape, jnp.float32)
+        zeros = jnp.zeros(k_transposed.shape, jnp.float32)
         return jax.lax.scan(row, (zeros, zeros), jnp.arange(self.blocks))
 
 

@@ -52,16 +52,16 @@ def subject(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
 
 
 def _at_length(config: CompareConfig, evaluators: dict[str, Evaluator], length: int) -> dict:
-    """The same, and inference, at another length."""
+    """Times of training, evaluation and inference at another length."""
     shape = next(iter(evaluators.values())).trainer.mesh.shape
-    parts = shape["data"] * shape["fsdp"]
-    rows = max(1, config.batch * config.length // length // parts) * parts
-    there = {}
+    shards = shape["data"] * shape["fsdp"]
+    rows = max(1, config.batch * config.length // length // shards) * shards
+    at_length = {}
     for name, evaluator in evaluators.items():
         old = evaluator.trainer
         trainer = Trainer(old.config, config.optimizer, config.steps, old.mesh, config.positions)
-        there[name] = Evaluator(trainer, config.eval)
-    return {"batch": rows, "encodings": _interleaved(config, there, rows, length, _inference)}
+        at_length[name] = Evaluator(trainer, config.eval)
+    return {"batch": rows, "encodings": _interleaved(config, at_length, rows, length, _inference)}
 
 
 def _interleaved(
@@ -84,8 +84,8 @@ def _interleaved(
         trainer = evaluator.trainer
         try:
             memory = trainer.compile(rows, length).memory_analysis()
-            these = _programs(evaluator, batch, tokens) | more(trainer, tokens[:, :-1])
-            for program, _ in these.values():
+            scheme_programs = _programs(evaluator, batch, tokens) | more(trainer, tokens[:, :-1])
+            for program, _ in scheme_programs.values():
                 jax.block_until_ready(program())  # the first call of each warms up
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -94,7 +94,7 @@ def _interleaved(
             timings[name] = {"problem": OUT_OF_MEMORY + loaded}
             continue
         timings[name] = {"train_temp_bytes": memory.temp_size_in_bytes}
-        for what, (program, share) in these.items():
+        for what, (program, share) in scheme_programs.items():
             programs[name, what], shares[name, what] = program, share
     for (name, what), seconds in timing.interleave(programs, config.timing_repeats).items():
         timings[name][what] = [1e3 * s / shares[name, what] for s in seconds]

@@ -152,7 +152,7 @@ class Timings:
         return groups
 
     def ratios(self, row: Row) -> dict[str, float | None]:
-        """By name, the ratios in RATIOS."""
+        """The ratios in RATIOS, by name."""
         none = self.find(row.length, row.mode, "nope")
         naive, dense, sdpa = (
             self.find(row.length, row.mode, row.scheme, engine) for engine in (NAIVE, DENSE, SDPA)

@@ -1,7 +1,7 @@
 """PyTorch's attention, to compare with; imported only if torch is installed.
 
 FlexAttention's `score_mod` sees indices only, and `scaled_dot_product_attention` takes a matrix of
-biases: both have the schemes that are a bias of the distance and nothing else. On CPU FlexAttention
+biases: both have only the schemes that are a bias of the distance. On CPU FlexAttention
 has no backward pass.
 """
 
@@ -41,7 +41,7 @@ def _is_past(batch, head, q_index, k_index):
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """What PyTorch's attention reads.
+    """The inputs of PyTorch's attention.
 
     Attributes:
       q: queries [B, H, T, E]; k and v, keys and values, of the same shape.
@@ -125,12 +125,12 @@ def program(
     Raises:
       ValueError: the engine has no backward pass here.
     """
-    place, length = device(), operands[0].shape[1]
+    target, length = device(), operands[0].shape[1]
 
-    def to(x) -> torch.Tensor:
-        return torch.tensor(np.array(x, np.float32), device=place)
+    def tensor(x) -> torch.Tensor:
+        return torch.tensor(np.array(x, np.float32), device=target)
 
-    q, k, v, cotangent = (to(x).transpose(1, 2).to(getattr(torch, dtype)) for x in operands)
+    q, k, v, cotangent = (tensor(x).transpose(1, 2).to(getattr(torch, dtype)) for x in operands)
     q, k, v = (x.contiguous().requires_grad_(backward) for x in (q, k, v))
     terms = encoding.terms(params, dims)
     distance = jnp.arange(1 - length, length, dtype=jnp.int32)
@@ -138,7 +138,7 @@ def program(
         term.at(distance) for term in kinds.select(terms, kinds.DistanceBias, kinds.DistanceFormula)
     ]
     learned = backward and bool(jax.tree.leaves(params))
-    bias = to(sum(biases)).requires_grad_(learned) if biases else None
+    bias = tensor(sum(biases)).requires_grad_(learned) if biases else None
     scale = kinds.scale(terms, dims.head_dim)
     run = ENGINES[engine](Operands(q, k, v, bias, causal, scale))
 
@@ -148,7 +148,7 @@ def program(
             if backward:
                 inputs = [x for x in (q, k, v, bias) if x is not None and x.requires_grad]
                 result = torch.autograd.grad(result, inputs, cotangent)
-        if place.type == "cuda":
+        if target.type == "cuda":
             torch.cuda.synchronize()
         return result
 

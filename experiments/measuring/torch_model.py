@@ -99,26 +99,26 @@ def program(
       tokens: int32 [B, T + 1].
       fused: whether `torch.compile` compiles the model, forward and backward.
     """
-    place = device()
+    target = device()
     model = Model(config, tokens.shape[1] - 1)
     transposed = {name: x.T if _is_matrix(name) else x for name, x in weights.items()}
     state = {f"{name}.weight": torch.tensor(np.array(x)) for name, x in transposed.items()}
     model.load_state_dict(state)
-    model = model.to(place)
+    model = model.to(target)
     names = dict(model.named_parameters())
     matrices = [p for name, p in names.items() if _is_matrix(name)]
-    others = [p for name, p in names.items() if not _is_matrix(name)]
+    undecayed = [p for name, p in names.items() if not _is_matrix(name)]
     adamw = torch.optim.AdamW(
         [
             {"params": matrices, "weight_decay": optimizer.weight_decay},
-            {"params": others, "weight_decay": 0.0},
+            {"params": undecayed, "weight_decay": 0.0},
         ],
         lr=optimizer.learning_rate,
         betas=(optimizer.b1, optimizer.b2),
         fused=True,
     )
     loss_of = torch.compile(model) if fused else model
-    batch = torch.tensor(tokens, dtype=torch.int64, device=place)
+    batch = torch.tensor(tokens, dtype=torch.int64, device=target)
 
     def step():
         loss = loss_of(batch)
@@ -126,15 +126,15 @@ def program(
         nn.utils.clip_grad_norm_(names.values(), optimizer.clip)
         adamw.step()
         adamw.zero_grad()
-        if place.type == "cuda":
+        if target.type == "cuda":
             torch.cuda.synchronize()
         return np.float32(loss.item())
 
-    def reached() -> dict[str, np.ndarray]:
+    def current_weights() -> dict[str, np.ndarray]:
         arrays = {n.removesuffix(".weight"): p.numpy(force=True) for n, p in names.items()}
         return {name: x.T if _is_matrix(name) else x for name, x in arrays.items()}
 
-    return step, reached
+    return step, current_weights
 
 
 def _is_matrix(name: str) -> bool:

@@ -43,7 +43,7 @@ class Size(NamedTuple):
 
     @property
     def operations(self) -> float:
-        """Of the products of one step, with every score of attention."""
+        """Operations of the products of one step, with every score of attention."""
         shapes = _trainer(self).state_shapes.params
         params = jax.eval_shape(lambda params: plain_weights(self, params), shapes)
         gradient = jax.value_and_grad(plain_jax.loss)
@@ -74,7 +74,7 @@ class Running(NamedTuple):
     Attributes:
       step: makes one step and returns its loss.
       weights: the parameters reached, by their names in `plain_jax`.
-      temp_bytes: of temporaries, where the compiler tells.
+      temp_bytes: of temporaries, if the compiler reports them.
     """
 
     step: Callable[[], Any]

@@ -195,8 +195,8 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
         rotated_k = outside.rotate(terms, "k", k, positions, states)
 
         def side(rotated, raw) -> Side:
-            x, raw, own = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), (rotated, raw, states))
-            return Side(x, raw, own, Tokens(positions[None], positions[None]))
+            x, raw, swapped = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), (rotated, raw, states))
+            return Side(x, raw, swapped, Tokens(positions[None], positions[None]))
 
         sides = side(rotated_q, q), side(rotated_k, k)
         bias = full_bias(terms, sides, sizes.dims, bool(jax.tree.leaves(params)))
@@ -225,13 +225,13 @@ def _matmuls(sizes: Sizes, length: int, backward: bool) -> Program:
     shape = sizes.batch * sizes.heads, tiles.blocks * tiles.side, sizes.head_dim
     operands = [jnp.asarray(normal(*shape, seed=s), sizes.dtype) for s in range(4)]
 
-    def both(q, k, v, d_out):
+    def products(q, k, v, d_out):
         return tiles.forward(q, k, v), tiles.backward(q, k, v, d_out) if backward else None
 
     heads = len(operands[0])
     at_once = 2 if jax.default_backend() == "cpu" and heads % 2 == 0 else heads
     operands = [x.reshape(-1, at_once, *x.shape[1:]) for x in operands]
-    return compiled(lambda *x: jax.lax.map(lambda part: both(*part), x), *operands)[1]
+    return compiled(lambda *x: jax.lax.map(lambda part: products(*part), x), *operands)[1]
 
 
 def _attention(
@@ -244,17 +244,17 @@ def _attention(
         program = compiled(gradient(f), params, *operands)[1]
     else:
         program = compiled(f, params, *operands[:3])[1]
-    less = {kinds.RelativeValues: "vectors at the values", kinds.Sink: "sink logits"}
+    omitted = {kinds.RelativeValues: "vectors at the values", kinds.Sink: "sink logits"}
     for term in abstract_terms(encoding, sizes.dims) if engine in (NAIVE, NAIVE_CUDNN) else ():
-        if type(term) in less:
-            return program._replace(note=f"does less: jax.nn takes no {less[type(term)]}")
+        if type(term) in omitted:
+            return program._replace(note=f"does less: jax.nn takes no {omitted[type(term)]}")
     return program
 
 
 def _in_torch(
     engine: str, sizes: Sizes, operands: list, name: str, length: int, backward: bool
 ) -> Program:
-    """The same by PyTorch."""
+    """Attention, or its gradients, with a scheme by PyTorch."""
     if importlib.util.find_spec("torch") is None:
         raise Refused("torch is not installed")
     from experiments.measuring import torch_attention
@@ -322,7 +322,7 @@ def _config(sizes: Sizes, length: int, name: str, remat: bool = False) -> ModelC
 
 
 def _model(sizes: Sizes, length: int, remat: bool, name: str) -> Program:
-    """Its loss and gradients on random bytes."""
+    """The loss of such a Transformer on random bytes, and its gradients."""
     config = _config(sizes, length, name, remat)
     graph, shapes = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))
     shapes = nnx.as_pure(shapes)
@@ -351,7 +351,7 @@ def _cold(sizes: Sizes, length: int, training: bool, name: str) -> Program:
 
 
 def _compiled_anew(first_call: Callable[[], Any]) -> Program:
-    """A call after which nothing that was traced or compiled before is left."""
+    """A call that first forgets everything traced or compiled before."""
 
     def run():
         jax.clear_caches()
@@ -450,8 +450,8 @@ def _plan_attention(
                 yield Planned(name, engine, refuse)
             elif _expresses(engine, name, length, sizes.dims):
                 build = _in_torch if engine in IN_TORCH else _attention
-                given = engine, sizes, operands, name, length, backward
-                compile_row = functools.partial(build, *given)
+                arguments = engine, sizes, operands, name, length, backward
+                compile_row = functools.partial(build, *arguments)
                 yield Planned(name, engine, compile_row)
 
 
@@ -474,8 +474,8 @@ def _is_distance_bias(encoding: Encoding, dims: Dims) -> bool:
 def _is_additive(encoding: Encoding, dims: Dims) -> bool:
     """Whether the scores are one product and a bias: what jax.nn can express."""
     terms = abstract_terms(encoding, dims)
-    whole = kinds.sums_rows(terms) or kinds.select(terms, kinds.Unnormalized, kinds.ChannelDecay)
-    return kinds.views(terms) is None and not whole
+    rowwise = kinds.sums_rows(terms) or kinds.select(terms, kinds.Unnormalized, kinds.ChannelDecay)
+    return kinds.views(terms) is None and not rowwise
 
 
 def _too_long(engine: str, limit: int) -> Program:

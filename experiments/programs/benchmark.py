@@ -49,7 +49,7 @@ def about(settings: Settings) -> dict:
 def build(
     planned: list[Planned], length: int, mode: str, stop: signals.Stop
 ) -> Iterator[tuple[Row, Program | None]]:
-    """Compiles each program and calls it once; what fails is a row with the reason."""
+    """Compiles each program and calls it once; a failure is a row with the reason."""
     where = f"{length} tokens, {mode}"
     for i, (scheme, engine, compile_row) in enumerate(planned):
         if stop.signal is not None:

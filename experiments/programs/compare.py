@@ -64,7 +64,7 @@ def checks(config: CompareConfig, spec: str) -> list[rate_search.Pair]:
 
 
 def check_evaluation(config: CompareConfig) -> EvalConfig:
-    """Of learning rates: validation text at the training length, with as many targets as a run."""
+    """The evaluation of short runs: validation text, the training length, as many targets."""
     return dataclasses.replace(
         config.eval,
         lengths=(config.length,),
@@ -142,7 +142,7 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
 
 
 def save_encoding(folder: Path, trainer: Trainer, params: Any) -> None:
-    """The trained parameters of the encoding of layer 0, for its picture."""
+    """Saves the trained parameters of layer 0's encoding, for its picture."""
     model = trainer.model(params)
     first = jax.tree.map(lambda x: x[0], model.blocks[0].attention.params)
     leaves = jax.tree.leaves(Params(model.shared[model.which[0]], first))
@@ -154,8 +154,8 @@ def count_parameters(trainer: Trainer) -> dict:
     """The number of parameters, and of the encodings' parameters among them."""
     leaves = jax.tree_util.tree_leaves_with_path(trainer.shapes)
     sizes = [(path_name(path), leaf.size) for path, leaf in leaves]
-    own = [n for path, n in sizes if is_encoding(path)]
-    return {"parameters": sum(n for _, n in sizes), "encoding_parameters": sum(own)}
+    encoding_sizes = [n for path, n in sizes if is_encoding(path)]
+    return {"parameters": sum(n for _, n in sizes), "encoding_parameters": sum(encoding_sizes)}
 
 
 def train_run(
@@ -169,7 +169,7 @@ def train_run(
 ) -> None:
     """Trains one run and writes its `evaluation.json`, unless a signal came.
 
-    Losses during training are those of `validation`, the last ones of `source`.
+    Losses during training are on `validation`, the final ones on `source`.
     """
     folder = Path(config.workdir)
     begin, trainer = time.monotonic(), evaluator.trainer
@@ -223,7 +223,7 @@ def check_questions(config: CompareConfig, source: Source) -> None:
 
 
 def warn_of_reference(about: dict, evaluators: dict[str, Evaluator]) -> None:
-    """Says where the reference has no loss, so that no scheme can be compared with it."""
+    """Warns where the reference has no loss, so that no scheme can be compared with it."""
     name = about["reference"]
     for length in sorted({about[question]["length"] for question in ("primary", "secondary")}):
         if not evaluators[name].defined(length):
@@ -237,8 +237,8 @@ def planned_steps(config: CompareConfig, spec: str) -> list[int]:
     A seed whose check ran as long continues there, so that only evaluation is left.
     """
     pairs = checks(config, spec)
-    again = [0 if is_checked(config, pairs, seed) else config.steps for seed in seeds(config)]
-    return [config.rate_steps] * len(pairs) + again
+    seed_steps = [0 if is_checked(config, pairs, seed) else config.steps for seed in seeds(config)]
+    return [config.rate_steps] * len(pairs) + seed_steps
 
 
 def is_checked(config: CompareConfig, pairs: list[rate_search.Pair], seed: int) -> bool:
@@ -251,8 +251,8 @@ class SchemeRuns:
 
     Attributes:
       config: of the comparison, with the vocabulary.
-      sources: data of the runs; other text, or questions: for learning rates, and for losses during
-        training.
+      sources: data of the runs; and other text, or questions, for choosing learning rates and for
+        losses during training.
       model: with the scheme.
       job: runs them; its name is the scheme's.
       programs: evaluators, by steps and devices; each serves all seeds and learning rates.
@@ -282,7 +282,7 @@ class SchemeRuns:
                 shutil.rmtree(self._check_folder(pair) / "checkpoints", ignore_errors=True)
 
     def _try_rates(self, validation: Source) -> dict[rate_search.Pair, float]:
-        """(learning rate, encoding rate) → loss; of a single pair without training, 0."""
+        """(learning rate, encoding rate) → loss; a single pair is not trained: 0."""
         config, name = self.config, self.job.name
         pairs = rate_search.grid(config, self.model.encoding)
         if len(pairs) == 1:

@@ -59,7 +59,7 @@ def _lines(
 ) -> list[tuple]:
     """Draws lines, each named at its end; returns (name, x, y) of every point.
 
-    Different widths keep lines visible that lie on each other.
+    Different widths keep overlapping lines visible.
     """
     named = [Scheme(name, "", i, {}) for i, name in enumerate(curves)]
     widths = width or (1.3,) * len(named)
@@ -137,15 +137,15 @@ def t5_buckets() -> Drawing:
     """The bucket of each distance, and where each bucket begins."""
     distance, rows = np.arange(-200, 201), []
     figure, panels = canvas(6.2, 6.4, 2)
-    for axes, both in zip(panels, (False, True), strict=True):
-        kind = "bidirectional" if both else "unidirectional"
-        buckets = np.asarray(t5.bucket(distance, bidirectional=both))
+    for axes, bidirectional in zip(panels, (False, True), strict=True):
+        kind = "bidirectional" if bidirectional else "unidirectional"
+        buckets = np.asarray(t5.bucket(distance, bidirectional=bidirectional))
         axes.step(distance, buckets, where="mid", lw=1.4, color=plotting.SHADES[0])
         first = distance[1:][np.diff(buckets) != 0]  # seen from the left; buckets begin near 0
         first = np.where(first > 0, first, first - 1)
         ticks = {"ms": 7, "mew": 0.8, "color": plotting.SHADES[2]}
         axes.plot(first, np.full(first.size, -2.2), "|", **ticks)
-        low, high = t5.T5(bidirectional=both).horizon()
+        low, high = t5.T5(bidirectional=bidirectional).horizon()
         for edge, text, side in ((low, "up to", "right"), (high, "from", "left")):
             if edge == 0:
                 continue

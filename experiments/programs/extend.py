@@ -40,9 +40,9 @@ def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
     for run in runs:
         run.model.check()
     searched = [spec for spec in specs if "{searched}" in spec]
-    twice = [s for s, m in zip(specs, models, strict=True) if models.count(m) > 1]
-    if twice:
-        raise ConfigError(f"encodings: {' and '.join(twice)} are the same here; name each once")
+    equal = [s for s, m in zip(specs, models, strict=True) if models.count(m) > 1]
+    if equal:
+        raise ConfigError(f"encodings: {' and '.join(equal)} are the same here; name each once")
     ropes = [e for e in base.config.model.pattern if isinstance(e, RoPE)]
     if searched and len({e.fraction for e in ropes}) > 1:
         raise ConfigError(f"encodings: {searched[0]}: the run's layers rotate different widths")

@@ -28,7 +28,7 @@ from pe_jax.validation import ConfigError
 
 BINDING = ("images", "seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer")
 ROWS = 256  # images per forward pass in tests
-VALIDATION = 2  # of keys: apart from tests and training
+VALIDATION = 2  # a stream of keys, separate from tests and training
 RESCALE = 2.0  # DINOv3's, of augmented positions
 
 
@@ -53,8 +53,8 @@ class Classifier(Trainer):
         """Mean cross entropy."""
         drop, places = key if self.dropout else None, self.places
         if self.augment:
-            own = jax.random.fold_in(key, POSITION_FOLD)
-            places = pos.augmented(own, places, rescale=RESCALE)
+            position_key = jax.random.fold_in(key, POSITION_FOLD)
+            places = pos.augmented(position_key, places, rescale=RESCALE)
         return mean_loss(model(batch["images"], positions=places, key=drop), batch["labels"])
 
     def _validation(self, params, x, labels):
@@ -89,9 +89,9 @@ def accuracies(
         if convention == "index" and limit is not None and furthest > limit:
             by_view[view.name] = None
             continue
-        at = places(axes, convention, side, trained)
+        positions = places(axes, convention, side, trained)
         parts = [pixels[i : i + ROWS] for i in range(0, len(pixels), ROWS)]
-        logits = np.concatenate([np.asarray(trainer.logits(params, x, at)) for x in parts])
+        logits = np.concatenate([np.asarray(trainer.logits(params, x, positions)) for x in parts])
         if not np.isfinite(logits).all():
             raise ConfigError(f"{trainer.config.encoding}: {view.name}: logits are not finite")
         by_view[view.name] = float((logits.argmax(-1) == labels).mean())
@@ -166,8 +166,8 @@ def run(
     (spec, convention), conventions = item, grouped(config)[item]
     trained = config.sides[0] // config.patch
     axes = max(e.claims.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
-    at, augment = places(axes, convention, trained, trained), convention == "augmented"
-    trainer = functools.cache(lambda: Classifier(config, spec, at, trials.job.mesh, augment))
+    positions, augment = places(axes, convention, trained, trained), convention == "augmented"
+    trainer = functools.cache(lambda: Classifier(config, spec, positions, trials.job.mesh, augment))
 
     def train(pair: Pair, seed: int, report: Reporter) -> dict:
         return train_once(

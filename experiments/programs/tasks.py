@@ -48,22 +48,22 @@ class Solver(Trainer):
         super().__init__(model, config.optimizer, config.steps, mesh, positions)
         self.answers = jax.jit(self._answers)
 
-    def _logits(self, model, batch, places, key=None, testing=False):
-        model = self.at_positions(model, places, batch["tokens"].shape[1], testing)
-        return model(batch["tokens"], segments=batch["segments"], positions=places, key=key)
+    def _logits(self, model, batch, positions, key=None, testing=False):
+        model = self.at_positions(model, positions, batch["tokens"].shape[1], testing)
+        return model(batch["tokens"], segments=batch["segments"], positions=positions, key=key)
 
     def loss(self, model, batch, key):
         """Mean cross entropy over the answers."""
         rows = batch["tokens"], batch["segments"]
-        places = self.position_scheme.training_positions(
+        positions = self.position_scheme.training_positions(
             jax.random.fold_in(key, POSITION_FOLD), *rows
         )
-        logits = self._logits(model, batch, places, key if self.dropout else None)
+        logits = self._logits(model, batch, positions, key if self.dropout else None)
         return mean_loss(logits, batch)
 
     def _answers(self, params, batch, key):
-        places = self.position_scheme.test_positions(key, batch["tokens"], batch["segments"])
-        logits = self._logits(self.model(params), batch, places, testing=True)
+        positions = self.position_scheme.test_positions(key, batch["tokens"], batch["segments"])
+        logits = self._logits(self.model(params), batch, positions, testing=True)
         counts = batch["weights"] > 0
         finite = jnp.where(counts, jnp.isfinite(logits).all(-1), True).all()
         right = (logits.argmax(-1) == batch["targets"]) | ~counts
@@ -132,7 +132,7 @@ def accuracy(right: np.ndarray, weights: np.ndarray) -> list[float]:
 
 
 def score(config: TasksConfig, solver: Solver, task: tasks.Task, params: Any) -> dict:
-    """By length: [token accuracy, exact match], or why there is none."""
+    """Length → [token accuracy, exact match], or why there is none."""
     return {
         str(length): _score_at(config, solver, task, params, length)
         for length in (config.length, *config.lengths)
@@ -169,10 +169,10 @@ def best_fixed_answers(config: TasksConfig, task: tasks.Task) -> dict:
             by_length[str(length)] = "not defined"
             continue
         targets, weights, place = _places_in_answers(blocks(config, task, length))
-        seen, _, seen_place = _places_in_answers(blocks(config, task, length, OTHER))
+        other_targets, _, other_place = _places_in_answers(blocks(config, task, length, OTHER))
         right = np.zeros(place.shape, bool)
         for k in range(place.max() + 1):
-            counts = np.bincount(seen[seen_place == k], minlength=1)
+            counts = np.bincount(other_targets[other_place == k], minlength=1)
             right |= (place == k) & (targets == counts.argmax())
         by_length[str(length)] = accuracy(right, weights)
     return by_length

@@ -38,7 +38,7 @@ def difference(
             without[test] = a if isinstance(a, str) else b
         else:
             values.append([100 * (a[seed] - b[seed]) for seed in a])
-    means = [float(np.mean(each)) for each in zip(*values, strict=True)]
+    means = [float(np.mean(points)) for points in zip(*values, strict=True)]
     estimate = statistics.estimate(means) if means else None
     return Difference(entry["name"], other["name"], estimate, without)
 

@@ -83,13 +83,13 @@ def terminal(timings: Timings, length: int, mode: str) -> list[Table | str]:
     """The table of one length and mode, and its notes."""
     rows = timings.groups().get((length, mode), [])
     table = Table(title=f"{length} tokens, {mode}", title_justify="left", box=box.SIMPLE_HEAD)
-    shown, columns = [_cells(timings, row) for row in rows if row.seconds], []
-    for name in shown[0] if shown else ():
-        cells = [row[name] for row in shown]
+    timed, columns = [_cells(timings, row) for row in rows if row.seconds], []
+    for name in timed[0] if timed else ():
+        cells = [row[name] for row in timed]
         if all(text == "–" for text in cells):
             continue
-        left = name in ("scheme", "engine")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+        is_name = name in ("scheme", "engine")
+        table.add_column(name, justify="left" if is_name else "right", no_wrap=True)
         columns.append(cells)
     for line in zip(*columns, strict=True):
         table.add_row(*line)
@@ -105,8 +105,8 @@ def growth_table(timings: Timings) -> Table | str:
         line = []
         for engine in (OURS, NAIVE):
             growths = [(timings.growth(r), r.scheme) for r in rows if r.engine == engine]
-            known = sorted((x, name) for x, name in growths if x is not None)
-            line += [f"{x:.2f} ({s})" for x, s in (known[0], known[-1])] if known else ["–"] * 2
+            pairs = sorted((x, name) for x, name in growths if x is not None)
+            line += [f"{x:.2f} ({s})" for x, s in (pairs[0], pairs[-1])] if pairs else ["–"] * 2
         if line != ["–"] * 4:
             table.add_row(mode, f"{length} → {2 * length}", *line)
     return table if table.rows else f"{title}: no length was run together with its double."
@@ -122,35 +122,35 @@ def figure(timings: Timings) -> Drawing:
     names = [name for name in names if name != "nope"]
     longest = max((r.length for r in timings.rows if r.mode in BOTH), default=0)
     modes = [m for m in BOTH if any(r.mode == m for r in timings.rows)]
-    found = {m: _ratios(timings, m, names) for m in modes}
+    by_mode = {m: _ratios(timings, m, names) for m in modes}
     words = []
     for mode in modes:
-        if ratios := found[mode].get(longest):
+        if ratios := by_mode[mode].get(longest):
             most = max(ratios, key=ratios.__getitem__)
             words.append(
                 f"{mode[0].upper()}{mode[1:]}: {most} takes most, {ratios[most]:.2f} × none"
             )
     drawn, axes = canvas(13, 1.9 + 0.27 * len(names), 1, 3, title="; ".join(words))
-    for one, mode in zip(axes, BOTH, strict=False):
-        _bars(one, found.get(mode, {}), longest)
-        one.set_title(f"{mode[0].upper()}{mode[1:]}, {longest:,} tokens")
-    shown = modes[-1:]
+    for panel, mode in zip(axes, BOTH, strict=False):
+        _bars(panel, by_mode.get(mode, {}), longest)
+        panel.set_title(f"{mode[0].upper()}{mode[1:]}, {longest:,} tokens")
+    last_mode = modes[-1:]
     lengths = sorted({r.length for r in timings.rows if r.mode in BOTH})
-    _temporaries(axes[2], [r for r in timings.rows if r.mode in shown], lengths)
-    axes[2].set_title(f"Temporaries, {shown[0]}" if shown else "Temporaries")
+    _temporaries(axes[2], [r for r in timings.rows if r.mode in last_mode], lengths)
+    axes[2].set_title(f"Temporaries, {last_mode[0]}" if last_mode else "Temporaries")
     alt = "Time of each scheme as a ratio to no encoding, and temporaries against length"
     return Drawing("benchmark", drawn, CSV_HEADER, timings.csv_rows(), alt)
 
 
 def _ratios(timings: Timings, mode: str, names: list[str]) -> dict[int, dict[str, float]]:
     """Length → scheme → time ÷ none."""
-    found: dict[int, dict[str, float]] = {}
+    by_length: dict[int, dict[str, float]] = {}
     for row in timings.rows:
         if (row.mode, row.engine) == (mode, OURS) and row.scheme in names and row.seconds:
             ratio = timings.ratios(row)["to_none"]
             if ratio is not None:
-                found.setdefault(row.length, {})[row.scheme] = ratio
-    return found
+                by_length.setdefault(row.length, {})[row.scheme] = ratio
+    return by_length
 
 
 def _bars(axes: Axes, ratios: dict[int, dict[str, float]], longest: int) -> None:
@@ -181,8 +181,8 @@ def _temporaries(axes: Axes, rows: list[Row], lengths: list[int]) -> None:
     for engine, colour in ((OURS, SHADES[0]), (NAIVE, SHADES[2])):
         last = []
         for name in dict.fromkeys(r.scheme for r in rows):
-            mine = [r for r in rows if (r.scheme, r.engine) == (name, engine) and r.temp_bytes]
-            points = sorted((r.length, r.temp_bytes / 2**20) for r in mine if r.temp_bytes)
+            measured = [r for r in rows if (r.scheme, r.engine) == (name, engine) and r.temp_bytes]
+            points = sorted((r.length, r.temp_bytes / 2**20) for r in measured if r.temp_bytes)
             if points:
                 axes.plot(*zip(*points, strict=True), "o-", ms=3, lw=1, color=colour, alpha=0.6)
                 last.append((*points[-1], name))
@@ -200,11 +200,11 @@ def _temporaries(axes: Axes, rows: list[Row], lengths: list[int]) -> None:
         return
     lay_out(axes)
     heights = axes.transAxes.inverted().transform(axes.transData.transform([*ends]))[:, 1]
-    for (end, text), place in zip(ends.items(), keep_apart(heights, 0.06, 0.0, 1.0), strict=True):
+    for (end, text), height in zip(ends.items(), keep_apart(heights, 0.06, 0.0, 1.0), strict=True):
         axes.annotate(
             text,
             end,
-            (1.03, place),
+            (1.03, height),
             textcoords="axes fraction",
             color=SHADES[2 * text.startswith(NAIVE)],
             fontsize=9,

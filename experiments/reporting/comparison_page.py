@@ -40,7 +40,7 @@ MULTIPLES = (
 def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]) -> dict[str, Any]:
     """Draws the figures; returns the variables of the template, rows in the order of schemes."""
     m, schemes, protocol = results.manifest, results.schemes, results.primary[0]
-    others = [p for p in PROTOCOLS if p != protocol]
+    secondary = [p for p in PROTOCOLS if p != protocol]
     costs = [_cost(results, s) for s in schemes]
     speed, longer = speed_ratios.speed_ratios(results), speed_ratios.speed_by_length(results)
     rates = learning_rates.rates(results)
@@ -78,7 +78,7 @@ def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]
         "effect": f"{results.effect:g}",
         "questions": [question(*pair) for pair in decided],
         "by_length": [
-            *(figure(figures.differences_by_length, p) for p in others),
+            *(figure(figures.differences_by_length, p) for p in secondary),
             *(figure(figures.loss_by_length, p) for p in PROTOCOLS),
         ],
         "losses": {p: losses(p) for p in PROTOCOLS},
@@ -126,7 +126,7 @@ def _cost(results: Results, scheme: Scheme) -> dict[str, str]:
     temporary, flops = measured.get("train_temp_bytes"), scheme.fact("flops_per_token")
     runs = scheme.runs.values()
     train = [r.evaluation.get("train_loss") if r.status == "ok" else None for r in runs]
-    known = [loss for loss in train if loss is not None]
+    losses = [loss for loss in train if loss is not None]
     return {
         "parameters": number(scheme.fact("parameters"), 0),
         "encoding_parameters": number(scheme.fact("encoding_parameters"), 0),
@@ -134,7 +134,7 @@ def _cost(results: Results, scheme: Scheme) -> dict[str, str]:
         "rate": number(rate, 0) + (" *" if source == "logged" else ""),
         "problem": measured.get("problem", ""),
         "memory": number(temporary / 2**20 if temporary else None, 1),
-        "train_loss": number(float(np.mean(known)) if len(known) == len(train) > 0 else None),
+        "train_loss": number(float(np.mean(losses)) if len(losses) == len(train) > 0 else None),
         "learning_rate": learning_rates.rate_used(results, scheme),
         "spec": scheme.spec,
     }
@@ -172,8 +172,8 @@ def _rates(results: Results, rows: list[Rates]) -> Section:
         """The least loss at a learning rate (`which` 0) or at a multiple (1), or its problem."""
         if which and len({multiple for _, multiple in row.losses}) < 2:
             return "—"  # no parameters that could learn at another rate
-        found = [pair for pair in row.losses if pair[which] == value]
-        best = min(found, key=row.losses.__getitem__, default=None)
+        matching = [pair for pair in row.losses if pair[which] == value]
+        best = min(matching, key=row.losses.__getitem__, default=None)
         if best is None:
             return "—"
         return number(row.losses[best]) if row.losses[best] < math.inf else row.statuses[best]
@@ -244,14 +244,14 @@ def _what_differs(results: Results) -> str:
 
 def _commands(results: Results) -> list[str]:
     """The commands that make this report again, in a fresh clone."""
-    m, lines, at = results.manifest, [], ""
-    for made in (*m.get("before", ()), m):
-        known = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", str(made["commit"]))
-        if known and made["commit"] != at:
-            changed = "  # and changes not committed" * bool(known[2])
-            lines.append(f"git checkout {known[1]}{changed}")
-        at = made["commit"]
-        lines.append(made["command"])
+    m, lines, checked_out = results.manifest, [], ""
+    for entry in (*m.get("before", ()), m):
+        commit = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", str(entry["commit"]))
+        if commit and entry["commit"] != checked_out:
+            changed = "  # and changes not committed" * bool(commit[2])
+            lines.append(f"git checkout {commit[1]}{changed}")
+        checked_out = entry["commit"]
+        lines.append(entry["command"])
     workdir = shlex.quote(str(m["config"].get("workdir", results.workdir)))
     return [*lines, f"{REPORT} --workdir={workdir}"]
 

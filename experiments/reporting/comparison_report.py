@@ -118,9 +118,9 @@ def _rates(results: Results) -> Iterator[tuple]:
     yield ("encoding", "learning_rate", "encoding_rate", "loss", "status", "used", "remark")
     for row in learning_rates.rates(results):
         for pair, loss in row.losses.items():
-            known = loss if math.isfinite(loss) else None
+            finite = loss if math.isfinite(loss) else None
             used = pair == row.used
-            yield row.name, *pair, known, row.statuses[pair], used, row.remark if used else ""
+            yield row.name, *pair, finite, row.statuses[pair], used, row.remark if used else ""
 
 
 def _verdicts(
@@ -133,6 +133,6 @@ def _verdicts(
             t, d = v.tested, v.tested.estimate
             numbers = d.mean, t.low, t.high, d.p, t.holm, d.median
             numbers = d.n or None, *(None if math.isnan(x) else x for x in numbers)
-            each = ";".join(f"{x:.6f}" for x in d.values)
+            seeds = ";".join(f"{x:.6f}" for x in d.values)
             at = role, results.manifest["reference"], protocol, length
-            yield (v.name, *at, *numbers, each, v.words)
+            yield (v.name, *at, *numbers, seeds, v.words)

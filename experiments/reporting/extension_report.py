@@ -47,9 +47,9 @@ class Page:
 
     def passkeys(self, scheme: Scheme, length: int) -> np.ndarray | None:
         """The fraction that is right, [seeds, depths], or None unless all seeds have it."""
-        found = [(run.evaluation.get("passkeys") or {}).get(str(length)) for run in runs_of(scheme)]
-        exact = [by_depth["exact"] for by_depth in found if by_depth]
-        return np.array(exact) if len(exact) == len(found) else None
+        saved = [(run.evaluation.get("passkeys") or {}).get(str(length)) for run in runs_of(scheme)]
+        exact = [by_depth["exact"] for by_depth in saved if by_depth]
+        return np.array(exact) if len(exact) == len(saved) else None
 
     def tables(self) -> list[rich.table.Table]:
         """Loss by length, passkeys by length and verdicts, without and after the fine-tune."""
@@ -151,29 +151,29 @@ class Page:
     @plotting.styled
     def map(self) -> plotting.Drawing:
         """The fraction of passkeys that is right, by depth and length: a map for each method."""
-        lengths, places = self.config.eval.lengths, np.linspace(0, 1, self.config.depths)
+        lengths, depths = self.config.eval.lengths, np.linspace(0, 1, self.config.depths)
         count, parts = len(self.entries), self.parts
 
         def found_at_target(scheme: Scheme) -> float | None:
-            found = self.passkeys(scheme, self.target)
-            return None if found is None else float(found.mean())
+            rates = self.passkeys(scheme, self.target)
+            return None if rates is None else float(rates.mean())
 
         best = self._best(found_at_target, max, " with {:.2f}")
         best = f"Most keys at {self.target:,}: {best}" if best else "Passkeys found"
         title = f"{best}; {self.length:,} is the trained length, {self.target:,} the target"
-        size = 1.9 + 0.5 * len(lengths) * len(parts), 0.3 + (0.5 + 0.17 * len(places)) * count
+        size = 1.9 + 0.5 * len(lengths) * len(parts), 0.3 + (0.5 + 0.17 * len(depths)) * count
         drawn, panels = plotting.canvas(*size, count, len(parts), title=title)
         grid, rows = np.reshape(np.array(panels, object), (count, -1)), []
         for column, (part, words) in enumerate(parts.items()):
             for axes, scheme in zip(grid[:, column], self.schemes(part), strict=True):
-                found = {n: self.passkeys(scheme, n) for n in lengths}
-                none = np.full(len(places), np.nan)
-                values = [none if r is None else r.mean(0) for r in found.values()]
+                rates = {n: self.passkeys(scheme, n) for n in lengths}
+                none = np.full(len(depths), np.nan)
+                values = [none if r is None else r.mean(0) for r in rates.values()]
                 rows += self._rows(scheme, words)
                 plotting.numbers(axes, np.transpose(values))
                 axes.set_title(f"{plotting.label(scheme.name)}, {words}", fontsize=8.5)
                 axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], fontsize=7.5)
-                axes.set_yticks([0, len(places) - 1], ["start", "end"], fontsize=7.5)
+                axes.set_yticks([0, len(depths) - 1], ["start", "end"], fontsize=7.5)
         plotting.colour_bar(drawn, panels, "fraction of keys found")
         alt = f"Fraction of passkeys found, by depth of the key and length of text. {title}"
         return plotting.Drawing("passkeys", drawn, PASSKEYS, rows, alt)
@@ -183,14 +183,14 @@ class Page:
         for length in self.config.eval.lengths:
             for run in runs_of(scheme):
                 by_depth = (run.evaluation.get("passkeys") or {}).get(str(length)) or {}
-                places = np.linspace(0, 1, self.config.depths).tolist()
-                nothing = [None] * len(places)
-                columns = (by_depth.get(field, nothing) for field in ("exact", "tokens"))
-                for depth, exact, tokens in zip(places, *columns, strict=True):
+                depths = np.linspace(0, 1, self.config.depths).tolist()
+                missing = [None] * len(depths)
+                columns = (by_depth.get(field, missing) for field in ("exact", "tokens"))
+                for depth, exact, tokens in zip(depths, *columns, strict=True):
                     rows.append((scheme.name, words, length, depth, run.seed, exact, tokens))
         return rows
 
 
 def runs_of(scheme: Scheme) -> list[Run]:
-    """Its runs, by seed."""
+    """The runs of a scheme, by seed."""
     return [scheme.runs[seed] for seed in sorted(scheme.runs)]

@@ -1,6 +1,6 @@
 """Figures of a comparison: losses and differences against length and position, speed, training.
 
-A figure is drawn from the results, a second time `narrow` for a phone; its rows are its data.
+A figure is drawn from the results, and again `narrow` for a phone; its rows are its data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def band(
 ) -> tuple[Scheme, float, float]:
     """Draws means with 95 % intervals, where there are several seeds; returns the line's end."""
     low, high = ([getattr(e, side) for e in estimates] for side in ("low", "high"))
-    if np.isfinite(low).all() and estimates[0].n >= CLAIM_SEEDS:  # of two, it says nothing
+    if np.isfinite(low).all() and estimates[0].n >= CLAIM_SEEDS:  # of two seeds it says nothing
         axes.fill_between(x, low, high, **paint(scheme), alpha=BAND, lw=0)
     axes.plot(x, [e.mean for e in estimates], **POINTS, **look(scheme))
     return scheme, x[-1], estimates[-1].mean
@@ -77,21 +77,21 @@ def _differences(
 def differences_by_length(results: Results, protocol: str, narrow: bool = False) -> Drawing:
     """Paired differences to the reference against length: mean over seeds, 95 % t interval."""
     reference, lengths = results.manifest["reference"], results.manifest["lengths"]
-    found = verdicts.by_length(results, protocol)
+    by_scheme = verdicts.by_length(results, protocol)
     kinds = {
         n: {v.name: v.kind for v in verdicts.verdicts(results, Question("", protocol, n))}
         for n in lengths
     }
-    means = {name: {n: d.mean for n, d in each.items()} for name, each in found.items()}
+    means = {name: {n: d.mean for n, d in each.items()} for name, each in by_scheme.items()}
     title = sentences.differences_title(kinds, means, reference)
     figure, (axes,) = canvas(5.8, 4.6, title=title, narrow=narrow)
-    lines = {name: ([*each], [*each.values()]) for name, each in found.items() if each}
+    lines = {name: ([*each], [*each.values()]) for name, each in by_scheme.items() if each}
     log2_axis(axes, lengths)
     axes.set_xlabel(f"context length (tokens), {protocol}")
     _differences(axes, results, lines, lengths)
     rows = [
         (name, protocol, n, d.mean, d.low, d.high, d.p, each_seed(d))
-        for name, each in found.items()
+        for name, each in by_scheme.items()
         for n, d in each.items()
     ]
     header = ("encoding", "protocol", "length", "mean", "low", "high", "p", "each_seed")
@@ -105,15 +105,15 @@ def differences_by_length(results: Results, protocol: str, narrow: bool = False)
 @styled
 def differences_by_position(results: Results, narrow: bool = False) -> Drawing:
     """Paired differences to the reference against the position in the longest context, in bins."""
-    found, missing = verdicts.by_position(results)
+    by_scheme, missing = verdicts.by_position(results)
     reference = results.manifest["reference"]
-    title = sentences.position_title(found, reference)
+    title = sentences.position_title(by_scheme, reference)
     figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
     lines = {
-        n: ([b.centre for b in bins], [b.difference for b in bins]) for n, bins in found.items()
+        n: ([b.centre for b in bins], [b.difference for b in bins]) for n, bins in by_scheme.items()
     }
     first = min((x[0] for x, _ in lines.values()), default=1)
-    longest = max([2, *(bins[-1].last for bins in found.values())])
+    longest = max([2, *(bins[-1].last for bins in by_scheme.values())])
     start = int(np.floor(np.log2(first)))
     log2_axis(axes, 2 ** np.arange(start, np.floor(np.log2(longest)) + 1))
     axes.set_xlabel("position in the context (the first is 1)")
@@ -121,14 +121,14 @@ def differences_by_position(results: Results, narrow: bool = False) -> Drawing:
     rows: list[tuple] = [(name, *(None,) * 6, why) for name, why in missing.items()]
     rows += [
         (name, first, last, d.mean, d.low, d.high, each_seed(d), "")
-        for name, bins in found.items()
+        for name, bins in by_scheme.items()
         for first, last, d in bins
     ]
-    known = all(np.isfinite(e.low) for _, estimates in lines.values() for e in estimates)
+    has_intervals = all(np.isfinite(e.low) for _, estimates in lines.values() for e in estimates)
     header = ("encoding", "first", "last", "mean", "low", "high", "each_seed", "problem")
     alt = (
         f"Paired difference of each scheme's loss to {reference} against position in the"
-        f" context{', with 95 % intervals over seeds' * known}. {title}"
+        f" context{', with 95 % intervals over seeds' * has_intervals}. {title}"
     )
     return Drawing("differences-by-position", figure, header, rows, alt)
 
@@ -160,9 +160,9 @@ def loss_by_length(results: Results, protocol: str, narrow: bool = False) -> Dra
             axes.plot([*full], [*full.values()], **POINTS, **look(scheme))
             ends.append((scheme, max(full), full[max(full)]))
     log2_axis(axes, lengths)
-    if every := [x for cell in cells.values() for x in cell.values.values() if np.isfinite(x)]:
-        pad = 0.06 * (max(every) - min(every)) or 0.1  # both protocols share an axis
-        axes.set_ylim(min(every) - pad, max(every) + pad)
+    if finite := [x for cell in cells.values() for x in cell.values.values() if np.isfinite(x)]:
+        pad = 0.06 * (max(finite) - min(finite)) or 0.1  # both protocols share an axis
+        axes.set_ylim(min(finite) - pad, max(finite) + pad)
     axes.set(xlabel="context length (tokens)", ylabel="loss (nats per token)")
     mark_length(axes, trained)
     name_lines(axes, ends)
@@ -180,13 +180,13 @@ def speed(
     base, what = label(results.manifest["baseline"]), speed_ratios.MEASURES[measure]
     title = sentences.ratios_title(what, ratios, results.manifest["baseline"])
     figure, (axes,) = canvas(5.8, 1.4 + 0.27 * len(ratios), title=title, narrow=narrow)
-    shown = [(s, ratios[s.name]) for s in results.schemes if s.name in ratios]
-    shown.sort(key=lambda pair: pair[1].median)
-    dots(axes, [(s, r.median, r.low, r.high, f"{r.median:.2f}×") for s, r in shown], 1.0)
+    pairs = [(s, ratios[s.name]) for s in results.schemes if s.name in ratios]
+    pairs.sort(key=lambda pair: pair[1].median)
+    dots(axes, [(s, r.median, r.low, r.high, f"{r.median:.2f}×") for s, r in pairs], 1.0)
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.95), max(high, 1.15))  # a difference of 0.1 % should look like one
     axes.set(xlabel=f"ratio to {base} (less is better)")
-    rows = [(s.name, r.median, r.low, r.high) for s, r in shown]
+    rows = [(s.name, r.median, r.low, r.high) for s, r in pairs]
     stem = "speed-" + measure.replace("_", "-")
     alt = f"{what} of each scheme as a ratio to {base}, sorted"
     return Drawing(stem, figure, ("encoding", "median", "least", "greatest"), rows, alt)
@@ -228,20 +228,20 @@ def differences(
     results: Results, question: Question, decided: Sequence[Verdict], narrow: bool = False
 ) -> Drawing:
     """Paired differences to the reference, sorted: means, simultaneous intervals, every seed."""
-    known = [v for v in decided if v.difference]
-    shown = [(results.schemes[v.index], v.tested, v.tested.estimate) for v in known]
-    shown.sort(key=lambda row: row[2].mean)
+    compared = [v for v in decided if v.difference]
+    points = [(results.schemes[v.index], v.tested, v.tested.estimate) for v in compared]
+    points.sort(key=lambda row: row[2].mean)
     title = sentences.verdict_title(decided, results.manifest["reference"], question.length)
-    figure, (axes,) = canvas(5.8, 1.4 + 0.27 * len(shown), title=title, narrow=narrow)
+    figure, (axes,) = canvas(5.8, 1.4 + 0.27 * len(points), title=title, narrow=narrow)
     if results.effect:
         axes.axvspan(-results.effect, results.effect, color=MUTED, alpha=0.13, lw=0, zorder=0.4)
-    dots(axes, [(s, d.mean, t.low, t.high, number(d.mean, 3, True)) for s, t, d in shown], 0.0)
-    for y, (s, _, d) in enumerate(shown):
+    dots(axes, [(s, d.mean, t.low, t.high, number(d.mean, 3, True)) for s, t, d in points], 0.0)
+    for y, (s, _, d) in enumerate(points):
         axes.plot(d.values, [y] * d.n, "|", ms=9, alpha=0.8, **paint(s))
     reference = label(results.manifest["reference"])
     axes.set(xlabel=f"nats per token, minus {reference} (below 0: lower loss)")
-    rows = [(s.name, d.mean, t.low, t.high, d.median, *d.values) for s, t, d in shown]
-    count = max((d.n for _, _, d in shown), default=0)
+    rows = [(s.name, d.mean, t.low, t.high, d.median, *d.values) for s, t, d in points]
+    count = max((d.n for _, _, d in points), default=0)
     header = ("encoding", "mean", "low", "high", "median", *(f"seed_{k + 1}" for k in range(count)))
     alt = (
         f"Paired difference of each scheme to {reference} at length {question.length}, with 95 %"
@@ -278,14 +278,14 @@ def training(results: Results, narrow: bool = False) -> Drawing | None:
 @styled
 def loss_by_step(results: Results, narrow: bool = False) -> Drawing | None:
     """Loss at the training length against the step, mean over seeds; None if not evaluated."""
-    found = {s.name: loss_curves.curve(s) for s in results.schemes}
-    curves = {name: c for name, c in found.items() if isinstance(c, loss_curves.Curve)}
+    by_scheme = {s.name: loss_curves.curve(s) for s in results.schemes}
+    curves = {name: c for name, c in by_scheme.items() if isinstance(c, loss_curves.Curve)}
     length = results.manifest["train_length"]
     title = sentences.curves_title(curves, [*loss_curves.still_falling(results)])
     figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
     rows, ends = [], []
     for scheme in results.schemes:
-        curve = found[scheme.name]
+        curve = by_scheme[scheme.name]
         if isinstance(curve, str):
             rows.append((scheme.name, None, None, "", curve))
             continue
@@ -306,27 +306,27 @@ def loss_by_step(results: Results, narrow: bool = False) -> Drawing | None:
 @styled
 def loss_by_seconds(results: Results, narrow: bool = False) -> Drawing | None:
     """The same losses against steps × the timed step; None if no scheme has both."""
-    found = [
+    candidates = [
         (s, loss_curves.curve(s), speed_ratios.step_seconds(results, s)) for s in results.schemes
     ]
-    shown = [
+    timed = [
         (scheme, curve, curve.steps * seconds)
-        for scheme, curve, seconds in found
+        for scheme, curve, seconds in candidates
         if isinstance(curve, loss_curves.Curve) and seconds is not None
     ]
-    if not shown:
+    if not timed:
         return None
-    title = sentences.seconds_title({s.name: (at, curve.losses) for s, curve, at in shown})
+    title = sentences.seconds_title({s.name: (at, curve.losses) for s, curve, at in timed})
     figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
-    for scheme, curve, at in shown:
+    for scheme, curve, at in timed:
         axes.plot(at, curve.losses, lw=1.5, ms=5, markevery=2, **look(scheme))
     length = results.manifest["train_length"]
     axes.set(xlabel="seconds of training steps", ylabel=f"loss at length {length} (nats per token)")
-    ends = [(scheme, round(at[-1], 1), curve.losses[-1]) for scheme, curve, at in shown]
+    ends = [(scheme, round(at[-1], 1), curve.losses[-1]) for scheme, curve, at in timed]
     name_lines(axes, ends)
     rows = [
         (scheme.name, *row)
-        for scheme, curve, at in shown
+        for scheme, curve, at in timed
         for row in zip(curve.steps, at, curve.losses, strict=True)
     ]
     alt = (

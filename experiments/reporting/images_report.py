@@ -47,30 +47,29 @@ def table(config: ImagesConfig, entries: list[dict]) -> rich.table.Table:
     """Accuracy of each encoding in each view, and the learning rate of it (of its parameters)."""
     chance = IMAGES[config.images].CHANCE
     caption = f"Chance is {chance:g}. Mean ± standard deviation over {config.seeds} seeds."
-    shown = rich.table.Table("encoding", "rate", title="Accuracy", caption=caption)
+    accuracies = rich.table.Table("encoding", "rate", title="Accuracy", caption=caption)
     for view in views(config):
-        shown.add_column(view.name, justify="right")
+        accuracies.add_column(view.name, justify="right")
     for entry in entries:
         rate, multiple = entry["rates"]
         used = f"{rate:g}" + (f" (× {multiple:g})" if multiple != 1 else "")
-        shown.add_row(entry["name"], used, *(cell(entry, view) for view in views(config)))
-    return shown
+        accuracies.add_row(entry["name"], used, *(cell(entry, view) for view in views(config)))
+    return accuracies
 
 
 def differences(config: ImagesConfig, entries: list[dict]) -> dict[str, list[dict]]:
     """Each entry minus `reference`, by kind of view, mean over its sides; a kind is a family."""
-    named = find("reference", config.reference, config.encodings)
-    reference = entries[config.encodings.index(named)]
-    others = [e for e in entries if e is not reference]
+    spec = find("reference", config.reference, config.encodings)
+    reference = entries[config.encodings.index(spec)]
+    compared = [e for e in entries if e is not reference]
     judgements = {}
     for kind in dict.fromkeys(view.kind for view in views(config)):
-        seen = [view for view in views(config) if view.kind == kind]
-        names = [view.name for view in seen]
-        found = [difference(e, reference, names, _by_seed) for e in others]
-        numbers = {d.of: e["accuracy"] for d, e in zip(found, others, strict=True) if d.estimate}
-        each = {of: repr([x[name] for name in names]) for of, x in numbers.items()}
-        theirs = repr([reference["accuracy"][name] for name in names])
-        judgements[kind] = judged(found, "images", statistics.copies(each, theirs))
+        names = [view.name for view in views(config) if view.kind == kind]
+        paired = [difference(e, reference, names, _by_seed) for e in compared]
+        numbers = {d.of: e["accuracy"] for d, e in zip(paired, compared, strict=True) if d.estimate}
+        texts = {of: repr([x[name] for name in names]) for of, x in numbers.items()}
+        reference_text = repr([reference["accuracy"][name] for name in names])
+        judgements[kind] = judged(paired, "images", statistics.copies(texts, reference_text))
     return judgements
 
 

@@ -125,7 +125,7 @@ def joined(parts: Sequence[Results], target: Path) -> dict:
     seeds = sorted({seed for m in manifests for seed in m["seeds"]})
     specs = [e["spec"] for e in encodings.values()]
     references = {field: names[first[field]] for field in REFERENCES if first[field] in names}
-    made = [m for manifest in manifests for m in (*manifest.get("before", ()), manifest)]
+    sources = [m for manifest in manifests for m in (*manifest.get("before", ()), manifest)]
     config = {"workdir": str(target), "encodings": specs, "seed": seeds[0], "seeds": len(seeds)}
     return {
         **first,
@@ -136,7 +136,7 @@ def joined(parts: Sequence[Results], target: Path) -> dict:
         "config": {**first["config"], **config},
         "commit": ", ".join(dict.fromkeys(m["commit"] for m in manifests)),
         "device": ", ".join(dict.fromkeys(m["device"] for m in manifests)),
-        "before": [{field: m[field] for field in ("commit", "command")} for m in made],
+        "before": [{field: m[field] for field in ("commit", "command")} for m in sources],
         "command": command("compare"),
         "notes": [*_notes(parts)],
         "joined": [str(part.workdir) for part in parts],
@@ -165,7 +165,7 @@ def _timings(part: Results, encodings: list[dict]) -> dict:
     def with_names(timed: dict) -> dict:
         return {**timed, "encodings": {names.get(n, n): x for n, x in timed["encodings"].items()}}
 
-    lengths = {n: with_names(there) for n, there in speed.get("lengths", {}).items()}
+    lengths = {n: with_names(timed) for n, timed in speed.get("lengths", {}).items()}
     return {**with_names(speed), "lengths": lengths}
 
 
@@ -180,15 +180,15 @@ def _notes(parts: Sequence[Results]) -> Iterator[str]:
         if any(value != values[0] for value in values):
             listed = "; ".join(f"{p.workdir.name}: {v}" for p, v in zip(parts, values, strict=True))
             yield f"Not the same {field} in all: {listed}."
-    seen: dict[tuple[str, int], dict] = {}
+    losses_of: dict[tuple[str, int], dict] = {}
     for part in parts:
         for scheme in part.schemes:
             for seed, run in scheme.runs.items():
                 if run.status == "missing":
                     continue
                 losses = run.evaluation.get("losses", {})
-                if (before := seen.setdefault((scheme.folder, seed), losses)) is not losses:
-                    how = "the same numbers" if before == losses else "with other numbers"
+                if (earlier := losses_of.setdefault((scheme.folder, seed), losses)) is not losses:
+                    how = "the same numbers" if earlier == losses else "with other numbers"
                     at = f"{scheme.name}, seed {seed}"
                     yield f"{at}: also in {part.workdir.name}, {how}; the first is used."
     measured = [part.workdir.name for part in parts if part.speed]

@@ -54,7 +54,7 @@ def still_falling(results: Results) -> dict[str, str]:
       same work, at the loss that the scheme ends with (over the two evaluations around that loss).
       Work is steps times the learning rate relative to its peak: a decay slows all schemes.
     - It falls by more than the best one's over the same last steps. The decay itself lowers the
-      losses of all schemes at the end, which is no sign of undertraining.
+      losses of all schemes at the end, which is not a sign of undertraining.
 
     It compares slopes of means over seeds, without a test, at the resolution of the evaluations,
     and does not predict a longer run. Schemes without losses of all seeds are not listed, nor those
@@ -66,19 +66,19 @@ def still_falling(results: Results) -> dict[str, str]:
         return {}
     first = min(curves, key=lambda name: curves[name].losses[-1])
     best, sentences = curves[first], {}
-    for name, ours in curves.items():
-        (before, last), (begin, end) = ours.losses[-2:], ours.steps[-2:]
+    for name, loss_curve in curves.items():
+        (before, last), (begin, end) = loss_curve.losses[-2:], loss_curve.steps[-2:]
         below = np.flatnonzero(best.losses < last)
         if name == first or not below.size or below[0] == 0:
             continue
         k = below[0]
         slope = (best.losses[k - 1] - best.losses[k]) / (best.work[k] - best.work[k - 1])
-        there = slope * (ours.work[-1] - ours.work[-2])
-        then = np.interp([begin, end], best.steps, best.losses)
-        if before - last >= there and before - last > then[0] - then[1]:
+        fall = slope * (loss_curve.work[-1] - loss_curve.work[-2])
+        best_losses = np.interp([begin, end], best.steps, best.losses)
+        if before - last >= fall and before - last > best_losses[0] - best_losses[1]:
             sentences[name] = (
                 f"still falling: {number(before - last)} nats over the last {end - begin:,} steps;"
-                f" the best scheme, {first}, fell {number(there)} at that level, in as many steps"
+                f" the best scheme, {first}, fell {number(fall)} at that level, in as many steps"
                 " at those learning rates"
             )
     return sentences

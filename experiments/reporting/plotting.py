@@ -2,7 +2,7 @@
 
 Lines are labelled at their ends, without overlaps. A figure is saved as PNG and SVG with its data
 as CSV. In a page, colours are variables of its style, which has a dark mode, and phones get a
-separate narrow drawing with letters as large.
+separate narrow drawing with letters of the same size.
 """
 
 import csv
@@ -110,12 +110,12 @@ def _save(figure: Figure, target: Any, **options: Any) -> None:
 def vector(drawing: Drawing, suffix: str = "") -> str:
     """The SVG; its ids begin with the drawing's stem and `suffix`, so that a page may hold several.
 
-    What was drawn with `paint` or `look` is a group of class "scheme" in it, with the scheme's
-    index as data-s.
+    Artists drawn with `paint` or `look` are groups of class "scheme" in it, with the scheme's index
+    as data-s.
     """
     buffer, stem = io.StringIO(), drawing.stem + suffix
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    _save(drawing.figure, buffer, format="svg", metadata=nothing)
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    _save(drawing.figure, buffer, format="svg", metadata=no_metadata)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(rf'<g id="{TAG}(\d+)"', r'<g class="scheme" data-s="\1"', svg)
@@ -126,11 +126,11 @@ def vector(drawing: Drawing, suffix: str = "") -> str:
 def themed(svg: str) -> str:
     """The SVG with this module's colours as variables of a page's style."""
 
-    def variable(found: re.Match) -> str:
-        return f"var(--{VARIABLES[found[0]]})" if found[0] in VARIABLES else found[0]
+    def variable(match: re.Match) -> str:
+        return f"var(--{VARIABLES[match[0]]})" if match[0] in VARIABLES else match[0]
 
     colour = re.compile(r"#[0-9a-f]{6}")
-    return re.sub(r'style="[^"]*"', lambda found: colour.sub(variable, found[0]), svg)
+    return re.sub(r'style="[^"]*"', lambda match: colour.sub(variable, match[0]), svg)
 
 
 def theme(dark: bool) -> str:
@@ -155,9 +155,9 @@ def paint(scheme: Scheme) -> dict[str, Any]:
 
 def look(scheme: Scheme, line: bool = True) -> dict[str, Any]:
     """`paint`, the marker of the scheme and, for a line, its dashes."""
-    own = style(scheme.name, scheme.spec)
-    dashes = {"ls": own.dashes, "mec": PAPER, "mew": 0.5} if line else {"ls": ""}
-    return {**paint(scheme), "marker": own.marker, **dashes}
+    chosen = style(scheme.name, scheme.spec)
+    dashes = {"ls": chosen.dashes, "mec": PAPER, "mew": 0.5} if line else {"ls": ""}
+    return {**paint(scheme), "marker": chosen.marker, **dashes}
 
 
 class LegendKey(NamedTuple):
@@ -169,12 +169,12 @@ class LegendKey(NamedTuple):
 
 def key(scheme: Scheme) -> LegendKey:
     """The scheme's colour, as a variable of the page, and its marker for a legend in HTML."""
-    own = style(scheme.name, scheme.spec)
-    marker = MarkerStyle(own.marker)
+    chosen = style(scheme.name, scheme.spec)
+    marker = MarkerStyle(chosen.marker)
     (outline,) = marker.get_path().transformed(marker.get_transform()).to_polygons()
     outline = outline / np.abs(outline).max()
     points = " ".join(f"{x:.2f},{-y:.2f}" for x, y in outline)
-    return LegendKey(f"var(--c{own.colour})", points)
+    return LegendKey(f"var(--c{chosen.colour})", points)
 
 
 def canvas(
@@ -220,9 +220,9 @@ def keep_apart(heights: ArrayLike, gap: float, low: float, high: float) -> np.nd
             (a, n), (b, m) = blocks.pop(-2), blocks.pop()
             blocks.append([(a * n + b * m) / (n + m), n + m])
     flat = np.concatenate([np.full(int(n), value) for value, n in blocks] or [np.empty(0)])
-    places = np.empty(len(order))
-    places[order] = np.clip(flat, low, max(high - gap * (len(order) - 1), low)) + steps
-    return places
+    positions = np.empty(len(order))
+    positions[order] = np.clip(flat, low, max(high - gap * (len(order) - 1), low)) + steps
+    return positions
 
 
 def lay_out(axes: Axes) -> Figure:
@@ -252,26 +252,26 @@ def name_lines(
     pixels = axes.transAxes.inverted().transform(
         axes.transData.transform([(x, y) for _, x, y in ends])
     )
-    places = keep_apart(pixels[:, 1], 1.25 * size / points, 0.0, 1.0)
+    heights = keep_apart(pixels[:, 1], 1.25 * size / points, 0.0, 1.0)
     last = max(x for _, x, _ in ends)
-    for (scheme, x, y), place in zip(ends, places, strict=True):
-        own = (dress or look)(scheme)
-        line = {field: own[field] for field in ("color", "gid")}
+    for (scheme, x, y), height in zip(ends, heights, strict=True):
+        dressed = (dress or look)(scheme)
+        line = {field: dressed[field] for field in ("color", "gid")}
         leader = {"arrowstyle": "-", **line, "lw": 0.6, "alpha": 0.7, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
             "",
             (x, y),
-            (1.045, place),
+            (1.045, height),
             textcoords="axes fraction",
             annotation_clip=False,
             arrowprops=leader if x == last else {**leader, "alpha": 0},
             gid=line["gid"],
         )
-        mark = {**line, "marker": own["marker"], "ls": "", "mec": PAPER, "mew": 0.5}
-        axes.plot([1.06], [place], transform=axes.transAxes, clip_on=False, ms=5.5, **mark)
+        mark = {**line, "marker": dressed["marker"], "ls": "", "mec": PAPER, "mew": 0.5}
+        axes.plot([1.06], [height], transform=axes.transAxes, clip_on=False, ms=5.5, **mark)
         axes.annotate(
             label(scheme.name, width) + (f" (to {x:g})" if x < last else ""),
-            (1.06, place),
+            (1.06, height),
             (6, 0),
             xycoords="axes fraction",
             textcoords="offset points",
@@ -321,7 +321,7 @@ def heat(axes: Axes, values: np.ndarray, unit: str) -> None:
 
 
 def numbers(axes: Axes, values: Any) -> None:
-    """A map of fractions with a number in each cell; where there is none, NaN, it is empty."""
+    """A map of fractions with a number in each cell; a cell with NaN is empty."""
     values = np.asarray(values, float)
     axes.imshow(values, cmap=RISING, vmin=0, vmax=1, aspect="auto")
     for (y, x), value in np.ndenumerate(values):
@@ -357,12 +357,12 @@ def log2_axis(axes: Axes, ticks: Iterable[float]) -> None:
 def dots(axes: Axes, rows: Sequence[tuple[Scheme, float, float, float, str]], zero: float) -> None:
     """One row per scheme: a dot, its interval, its number at the right; a line at `zero`."""
     for y, (scheme, middle, low, high, text) in enumerate(rows):
-        own = look(scheme, line=False)
+        marks = look(scheme, line=False)
         if np.isfinite([low, high]).all():
             axes.plot([low, high], [y, y], **paint(scheme), lw=2.2, alpha=0.5)
-        axes.plot([middle], [y], ms=6.5, mec=PAPER, mew=0.5, **own)
+        axes.plot([middle], [y], ms=6.5, mec=PAPER, mew=0.5, **marks)
         options = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 9}
-        axes.annotate(text, (1.02, y), **options, color=INK, gid=own["gid"])
+        axes.annotate(text, (1.02, y), **options, color=INK, gid=marks["gid"])
     axes.axvline(zero, color=MUTED, lw=0.9, zorder=0.5)
     axes.set_yticks(range(len(rows)), [label(r[0].name) for r in rows], color=INK, fontsize=9.5)
     for tick, row in zip(axes.get_yticklabels(), rows, strict=True):

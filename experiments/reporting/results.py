@@ -71,8 +71,8 @@ class Run:
     def by_step(self) -> dict[int, float] | str:
         """Step → loss at the training length during training, or why there is none."""
         losses = {row["step"]: row.get("eval_loss") for row in self.metrics}
-        known = {step: float(x) for step, x in losses.items() if x is not None}
-        return self.status if self.status != "ok" else known or "not evaluated"
+        evaluated = {step: float(x) for step, x in losses.items() if x is not None}
+        return self.status if self.status != "ok" else evaluated or "not evaluated"
 
 
 def _finite(saved: Sequence[float] | None) -> np.ndarray | str:
@@ -109,12 +109,12 @@ class Scheme:
 
         A problem has its seeds after it; "not defined" has none if it is that of all seeds.
         """
-        found = {seed: read(run) for seed, run in self.runs.items()}
-        good = {seed: x for seed, x in found.items() if not isinstance(x, str)}
+        outcomes = {seed: read(run) for seed, run in self.runs.items()}
+        good = {seed: x for seed, x in outcomes.items() if not isinstance(x, str)}
         parts = []
-        for trouble in dict.fromkeys(x for x in found.values() if isinstance(x, str)):
-            seeds = [seed for seed, x in found.items() if isinstance(x, str) and x == trouble]
-            if len(seeds) == len(found) and trouble == "not defined":
+        for trouble in dict.fromkeys(x for x in outcomes.values() if isinstance(x, str)):
+            seeds = [seed for seed, x in outcomes.items() if isinstance(x, str) and x == trouble]
+            if len(seeds) == len(outcomes) and trouble == "not defined":
                 parts.append(trouble)
             else:
                 listed = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
@@ -184,8 +184,8 @@ class Results:
         for field, now in self.subject.items():
             before = [subject[field] for subject in self.reported]
             added = [x for x in now if any(x not in then for then in before)]
-            left = [x for x in dict.fromkeys(itertools.chain(*before)) if x not in now]
-            for values, what in ((added, "added"), (left, "left out")):
+            removed = [x for x in dict.fromkeys(itertools.chain(*before)) if x not in now]
+            for values, what in ((added, "added"), (removed, "left out")):
                 if values:
                     listed = ", ".join(str(names.get(x, x)) for x in values)
                     plural = "s" * (len(values) > 1)
@@ -241,7 +241,7 @@ class Results:
 def nested(
     rows: Iterable[dict[str, Any]], keys: Sequence[str], value: Callable[[dict], Any]
 ) -> dict[Any, Any]:
-    """A tidy table as dictionaries in each other, by the values of its columns `keys`."""
+    """A tidy table as nested dictionaries, by the values of its columns `keys`."""
     tree: dict = {}
     for row in rows:
         leaf = tree
@@ -254,8 +254,8 @@ def nested(
 def of_table(rows: Sequence[dict[str, Any]], reference: str, trained: int) -> Results:
     """A comparison from the rows of its tidy table; a seed's mean is its one window."""
     keys = ("encoding", "seed", "protocol", "length")
-    found = nested(rows, keys, lambda row: [float(row["loss"])] if row["loss"] else None)
-    runs = {n: {s: finished({"losses": x}) for s, x in by.items()} for n, by in found.items()}
+    losses = nested(rows, keys, lambda row: [float(row["loss"])] if row["loss"] else None)
+    runs = {n: {s: finished({"losses": x}) for s, x in by.items()} for n, by in losses.items()}
     return of_runs(runs, reference, trained, {int(row["length"]) for row in rows})
 
 
@@ -271,7 +271,7 @@ def of_runs(
     lengths: Iterable[int],
     **manifest: Any,
 ) -> Results:
-    """What the figures of a comparison need, from its runs by scheme and seed."""
+    """A comparison for its figures, from its runs by scheme and seed."""
     schemes = [
         Scheme(name, name, k, {int(seed): run for seed, run in by_seed.items()})
         for k, (name, by_seed) in enumerate(runs.items())
@@ -347,8 +347,8 @@ def rate_folder(folder: str, rate: float, encoding_rate: float) -> Path:
 def check_folder(workdir: Path, folder: str, pair: Pair) -> Path:
     """`rate_folder`, or its name in comparisons made before encoding rates existed."""
     path = workdir / rate_folder(folder, *pair)
-    before = workdir / "rates" / folder / repr(float(pair[0]))
-    return before if pair[1] == 1 and not path.exists() and before.exists() else path
+    old = workdir / "rates" / folder / repr(float(pair[0]))
+    return old if pair[1] == 1 and not path.exists() and old.exists() else path
 
 
 def read_check(workdir: Path, folder: str, pair: Pair, seed: int) -> Run:

@@ -16,9 +16,9 @@ def _table(title: str, what: str, head: tuple[str, ...], rows: tuple[tuple, ...]
     def text(value: float | str) -> str:
         return value if isinstance(value, str) else f"{value:,.{0 if value > 1000 else 2}f}"
 
-    named = [(name, *map(text, row)) for name, row in zip(SCHEMES, rows, strict=True)]
+    cells = [(name, *map(text, row)) for name, row in zip(SCHEMES, rows, strict=True)]
     return Section(
-        f"Published by others: {title}", f"{PAPER}: {what}.", ("theirs", *head), named, csv=None
+        f"Published by others: {title}", f"{PAPER}: {what}.", ("theirs", *head), cells, csv=None
     )
 
 
@@ -54,7 +54,7 @@ SPEED = _table(
     ),
     tuple(
         (
-            *(first / here for first, here in zip(WORDS_PER_SECOND[0], pace, strict=True)),
+            *(first / speed for first, speed in zip(WORDS_PER_SECOND[0], pace, strict=True)),
             m / GIGABYTES[0],
             m,
         )

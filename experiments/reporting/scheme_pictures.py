@@ -33,9 +33,9 @@ DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
 REACH, TOKENS = 128, 48  # tokens of the curve, of the map
 LONGEST = 1024  # tokens of the curve of a trained scheme, at most
 HEADER = ("panel", "series", "query_or_distance", "key", "value")  # of a trained scheme's data
-SIDE, SMALL = 13, 7  # patches a side, where positions have several axes
+SIDE, SMALL = 13, 7  # patches per side, where positions have several axes
 COLOURS = 64  # of a file
-NEAR = 16  # of 255: what counts as the colour of a line
+NEAR = 16  # of 255: a pixel this close has the colour of a line
 NEARBY = 64  # a scheme that is constant from there on is drawn on a linear axis up to there
 UNIT = "added to the score"
 ALIKE, RANDOM = "One token, repeated", "Random tokens"
@@ -67,7 +67,7 @@ def _params(encoding: Encoding) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class _OfScores(Sum):
-    """A sum without what acts on outputs: here an engine's output are the scores."""
+    """A sum without the terms that act on outputs: here the output of an engine is the scores."""
 
     def terms(self, params, dims):
         outside = ValueRotation, terms.Sink
@@ -118,17 +118,17 @@ def added(
     """
     # traced, so that undefined pairs are NaN instead of an error
     look = jax.jit(functools.partial(_look, encoding, dims, causal))
-    here = look(_params(encoding) if params is None else params, x, places)
-    count = positions.contiguous(x.shape[1])
-    bare = _look(Encoding(), dims, causal, Params({}, {}), x, count)
+    scores = look(_params(encoding) if params is None else params, x, places)
+    contiguous = positions.contiguous(x.shape[1])
+    bare = _look(Encoding(), dims, causal, Params({}, {}), x, contiguous)
     scale = terms.scale(abstract_terms(encoding, dims), dims.head_dim)
-    return np.asarray(here - bare * (scale * dims.head_dim**0.5))
+    return np.asarray(scores - bare * (scale * dims.head_dim**0.5))
 
 
 def _grid(side: int, axes: int) -> jax.Array:
-    """Places of side × side patches: the last two axes, and 0 on any before them."""
-    rest = jnp.zeros((side * side, axes - 2), jnp.int32)
-    return jnp.concatenate([rest, positions.grid(side, side)], axis=-1)
+    """Positions of side × side patches on the last two axes, and 0 on any before them."""
+    zeros = jnp.zeros((side * side, axes - 2), jnp.int32)
+    return jnp.concatenate([zeros, positions.grid(side, side)], axis=-1)
 
 
 def tokens(count: int, width: int = DIMS.width) -> jax.Array:
@@ -152,10 +152,10 @@ def curves(axes: Axes, lines: dict[str, np.ndarray]) -> None:
     """Draws the lines of `by_distance`: to where they end if that is near, else to log distance."""
     for (name, values), shade in zip(lines.items(), SHADES, strict=False):
         axes.plot(values, lw=1.3, color=shade, label=name)
-    every = np.stack([*lines.values()])
-    if np.nanmax(every) - np.nanmin(every) < 1e-3:  # rounding errors only
+    stacked = np.stack([*lines.values()])
+    if np.nanmax(stacked) - np.nanmin(stacked) < 1e-3:  # rounding errors only
         axes.set_ylim(-1, 1)
-    end, last = settled(every), every.shape[1] - 1
+    end, last = settled(stacked), stacked.shape[1] - 1
     if 0 < end <= NEARBY < last:
         axes.set_xlim(0, 1.25 * end)
     else:
@@ -184,15 +184,15 @@ def pairs(axes: Axes, values: np.ndarray) -> None:
 
 def _few_colours(full: Image.Image) -> Image.Image:
     """The picture in COLOURS colours, a third of the bytes; white and line colours are kept."""
-    kept = np.array([ImageColor.getrgb(colour) for colour in ("white", *SHADES)])
-    small = full.quantize(COLOURS - len(kept))
-    palette = (small.getpalette() or [])[: 3 * (COLOURS - len(kept))]
+    exact = np.array([ImageColor.getrgb(colour) for colour in ("white", *SHADES)])
+    small = full.quantize(COLOURS - len(exact))
+    palette = (small.getpalette() or [])[: 3 * (COLOURS - len(exact))]
     pixels, index = np.asarray(full, int), np.array(small)
-    for n, colour in enumerate(kept):
+    for n, colour in enumerate(exact):
         off = np.abs(pixels - colour).max(-1)
-        index[off < (NEAR if n else 1)] = len(palette) // 3 + n  # what is nearly white is not
+        index[off < (NEAR if n else 1)] = len(palette) // 3 + n  # nearly white is not white
     image = Image.fromarray(index)
-    image.putpalette(palette + kept.ravel().tolist())
+    image.putpalette(palette + exact.ravel().tolist())
     return image
 
 

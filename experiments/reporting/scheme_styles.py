@@ -1,9 +1,9 @@
 """One colour, marker and line style for each scheme, by its name, in every figure of the project.
 
-A pair of colour and marker is of one scheme only, and any two colours stay apart for colour-blind
-readers (tests/reporting/test_scheme_styles.py simulates them). A scheme with settings keeps its
-colour; marker and dashes are chosen by the text of the settings. A name that is not known gets what
-its own text chooses: the same in every figure, whatever else is compared.
+A pair of colour and marker belongs to one scheme only, and any two colours stay apart for
+colour-blind readers (tests/reporting/test_scheme_styles.py simulates them). A scheme with settings
+keeps its colour; marker and dashes are chosen by the text of the settings. An unknown name gets a
+style chosen by its text: the same in every figure, whatever else is compared.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ PALETTE = (
 MARKERS = "os^DvP<X>"
 DASHES = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 
-# A place gives the style: new names go to the end, so that no other changes. Two rows have every
+# The index gives the style: new names go to the end, so that no other changes. Two rows have every
 # colour once: the first two are what `make compare` draws.
 KNOWN = (
     *("rope", "t5", "alibi", "buckets", "nope"),
@@ -39,7 +39,7 @@ KNOWN = (
 
 
 class Style(NamedTuple):
-    """How a scheme is drawn: `colour` is a place in PALETTE, `dashes` are matplotlib's."""
+    """How a scheme is drawn: `colour` is an index into PALETTE, `dashes` are matplotlib's."""
 
     colour: int
     marker: str
@@ -49,28 +49,28 @@ class Style(NamedTuple):
 def style(name: str, spec: str = "") -> Style:
     """The style of a scheme with this name and config string."""
     if name in KNOWN:
-        place = KNOWN.index(name)
-        return Style(*_pair(place))
+        index = KNOWN.index(name)
+        return Style(*_pair(index))
     text = _scaling(spec or name)
     digest = int.from_bytes(hashlib.sha256(f"{name} {text}".encode()).digest()[:8], "big")
     dashes = DASHES[digest % len(DASHES)]
     for words in (name, text):
         base = re.match(r"(\w+)(?=[ (@]|, )", words)
         if base and base[1] in KNOWN and not re.search(r"\)[+,*]", words):
-            colour, own = _pair(KNOWN.index(base[1]))
-            others = MARKERS.replace(own, "")
-            return Style(colour, others[digest // 3 % len(others)], dashes)
+            colour, marker = _pair(KNOWN.index(base[1]))
+            markers = MARKERS.replace(marker, "")
+            return Style(colour, markers[digest // 3 % len(markers)], dashes)
     free = len(PALETTE) * len(MARKERS) - len(KNOWN)
     return Style(*_pair(len(KNOWN) + digest // 3 % free), dashes)
 
 
-def _pair(place: int) -> tuple[int, str]:
-    """(colour, marker): different for each place below len(PALETTE) · len(MARKERS)."""
-    turn, colour = divmod(place, len(PALETTE))
+def _pair(index: int) -> tuple[int, str]:
+    """(colour, marker): different for each index below len(PALETTE) · len(MARKERS)."""
+    turn, colour = divmod(index, len(PALETTE))
     return colour, MARKERS[(colour + 2 * turn) % len(MARKERS)]
 
 
 def _scaling(spec: str) -> str:
-    """A rotation with a scaling goes by the scaling: rope(scaling=yarn(factor=4.0)) → yarn(…)."""
+    """The scaling of a rotation that has one: rope(scaling=yarn(factor=4.0)) → yarn(…)."""
     scaled = re.fullmatch(r"rope\(scaling=(\w+\(.*\))\)", spec)
     return scaled[1] if scaled else spec

@@ -29,7 +29,7 @@ from experiments.reporting.statistics import (
 from experiments.reporting.verdicts import REFERENCE, UNDECIDED, Bin, Verdict, verdicts
 
 COUNTS = ("no", "one", "two", "three", "four")
-ROWS = 8  # of the first screen's table: what fits beside the figure
+ROWS = 8  # of the first screen's table: as many as fit next to the figure
 KINDS = {
     LOWER: "Lower loss than {}",
     HIGHER: "Higher loss than {}",
@@ -61,9 +61,9 @@ def _verb(names: Sequence[str], one: str, several: str) -> str:
 
 def _by_kind(decided: Sequence[Verdict]) -> dict[str, list[Verdict]]:
     """The verdicts of each kind that have a difference, the greatest first."""
-    known = [v for v in decided if v.difference]
-    known.sort(key=lambda v: -abs(v.tested.estimate.mean))
-    return {kind: [v for v in known if v.kind == kind] for kind in KINDS}
+    with_difference = [v for v in decided if v.difference]
+    with_difference.sort(key=lambda v: -abs(v.tested.estimate.mean))
+    return {kind: [v for v in with_difference if v.kind == kind] for kind in KINDS}
 
 
 def _compared(decided: Sequence[Verdict]) -> int:
@@ -104,20 +104,20 @@ def first_screen(results: Results) -> FirstScreen:
     declared = {q.length for q in results.questions if q.protocol == protocol}
     lengths = [n for n in dict.fromkeys((trained, longest)) if n in declared]
     decided = {n: verdicts(results, Question("", protocol, n)) for n in lengths}
-    answers = [_answer(results, n, found) for n, found in decided.items()]
+    answers = [_answer(results, n, at_length) for n, at_length in decided.items()]
     rows = [
         Glance(s.index, s.name, [answer.rows[s.name] for answer in answers])
         for s in results.schemes
     ]
     rows.sort(key=lambda row: math.inf if row.cells[-1].loss is None else row.cells[-1].loss)
     keep = [row for row in rows if row.name != reference][: ROWS - 1]
-    shown = [row for row in rows if row in keep or row.name == reference]
+    visible = [row for row in rows if row in keep or row.name == reference]
     title = headline(results, decided.get(trained), decided[lengths[-1]])
-    return FirstScreen(title, answers, shown, len(rows) - len(shown), protocol)
+    return FirstScreen(title, answers, visible, len(rows) - len(visible), protocol)
 
 
 def _answer(results: Results, n: int, decided: list[Verdict]) -> Answer:
-    """Who is shown lower or higher, the one by most with its numbers; few names, else counts."""
+    """Which schemes are shown lower or higher, that by most with numbers; many are only counted."""
     trained, reference = results.manifest["train_length"], results.manifest["reference"]
     times = f", {number(n / trained, 0 if n % trained == 0 else 1)} × as long"
     title = f"At the trained length, {n:,} tokens" if n == trained else f"At {n:,} tokens{times}"
@@ -182,8 +182,8 @@ def _sides(decided: Sequence[Verdict]) -> tuple[list[str], list[str], int]:
 def verdict_title(decided: Sequence[Verdict], reference: str, length: int) -> str:
     """How many schemes are shown below and above the reference at a length."""
     *sides, count = _sides(decided)
-    both = zip(sides, ("lower", "higher"), strict=True)
-    words = [f"{listed(names, count, 2)} {side}" for names, side in both if names]
+    named_sides = zip(sides, ("lower", "higher"), strict=True)
+    words = [f"{listed(names, count, 2)} {side}" for names, side in named_sides if names]
     if not words:
         return f"No difference to {reference} is shown at {length:,} tokens"
     return f"Against {reference} at {length:,} tokens: {', '.join(words)}"
@@ -210,8 +210,8 @@ def differences_title(
             by = most if least == most else f"{least} to {most}"
             words = f"{by} {side} it" if parts else f"{by} nats {side} {reference}"
             parts.append(f"{listed(names, count)} {_verb(names, 'ends', 'end')} {words}")
-    shown = (LOWER, HIGHER, UNDECIDED)
-    lost = [n for n, kind in first.items() if kind == HIGHER and last[n] not in shown]
+    not_lost = (LOWER, HIGHER, UNDECIDED)
+    lost = [n for n, kind in first.items() if kind == HIGHER and last[n] not in not_lost]
     if parts:
         ends = _sentence(f"{', '.join(parts)} at {lengths[-1]:,} tokens")
         return ends + f"; {reference} loses its lead over {listed(lost, count)}" * bool(lost)
@@ -288,13 +288,13 @@ def series_title(found: dict[int, dict[str, list[Estimate]]], reference: str, va
 
 def ratios_title(what: str, ratios: dict[str, Ratio], baseline: str) -> str:
     """The greatest ratio to the baseline, and how many are close to 1."""
-    others = {name: r.median for name, r in ratios.items() if name != baseline}
-    if not others:
+    compared = {name: r.median for name, r in ratios.items() if name != baseline}
+    if not compared:
         return capital(what)
-    most = max(others, key=others.__getitem__)
-    close = sum(abs(x - 1) < 0.05 for x in others.values())
-    rest = f"; {close} of {len(others)} within 5 %" if close else ""
-    return f"{capital(what)}: {most} takes most, {others[most]:.2f}× {baseline}{rest}"
+    most = max(compared, key=compared.__getitem__)
+    close = sum(abs(x - 1) < 0.05 for x in compared.values())
+    close_words = f"; {close} of {len(compared)} within 5 %" if close else ""
+    return f"{capital(what)}: {most} takes most, {compared[most]:.2f}× {baseline}{close_words}"
 
 
 def curves_title(curves: dict[str, Curve], late: Sequence[str]) -> str:
@@ -307,18 +307,18 @@ def curves_title(curves: dict[str, Curve], late: Sequence[str]) -> str:
 
 
 def seconds_title(times: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """Which scheme is lowest when the first one has finished; of seconds and losses by scheme."""
+    """Which scheme is lowest when the first one has finished, from seconds and losses by scheme."""
     end = min(at[-1] for at, _ in times.values())
-    there = {name: float(np.interp(end, *curve)) for name, curve in times.items()}
-    best = min(there, key=there.__getitem__)
-    return f"After {end:,.3g} s, when the first one ends, {best} is lowest, {number(there[best])}"
+    losses = {name: float(np.interp(end, *curve)) for name, curve in times.items()}
+    best = min(losses, key=losses.__getitem__)
+    return f"After {end:,.3g} s, when the first one ends, {best} is lowest, {number(losses[best])}"
 
 
 # The summary.
 
 
 class Summary(NamedTuple):
-    """Sentences: what was asked, how sure what was found is."""
+    """Sentences: the questions, and how sure the findings are."""
 
     questions: list[str]
     confidence: list[str]
@@ -435,8 +435,8 @@ def irregularities(results: Results) -> list[str]:
     runs = [(s.name, run) for s in results.schemes for run in s.runs.values()]
     notes += [f"{name}, seed {run.seed}: {note}." for name, run in runs for note in _notes(run)]
     for field in ("commit", "device", "jax"):
-        found = [run.evaluation.get(field, "unknown") for _, run in runs if run.evaluation]
-        counts = collections.Counter(found)
+        values_of_runs = [run.evaluation.get(field, "unknown") for _, run in runs if run.evaluation]
+        counts = collections.Counter(values_of_runs)
         if len(counts) > 1:
             counted = ", ".join(f"{value} ({n})" for value, n in counts.most_common())
             notes.append(f"Not the same {field} in all runs: {counted}.")

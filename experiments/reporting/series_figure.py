@@ -1,6 +1,6 @@
 """Paired differences to the reference against the size of the model, or the steps of training.
 
-Each size, or number of steps, is a comparison of its own: the same text, length, batch and
+Each size, or number of steps, is a separate comparison: the same text, length, batch and
 evaluation, and rates that were chosen for it. A difference is the mean over the seeds of one
 comparison with its 95 % t interval, paired by seed over the same windows, without correction:
 verdicts are in the report of each comparison.
@@ -37,7 +37,7 @@ HEADER = ("encoding", "parameters", "steps", "length", "mean", "low", "high", "p
 class Point(NamedTuple):
     """The difference of one scheme to the reference, in one comparison.
 
-    `parameters` are those of the reference's model, so that the schemes of a size share a place.
+    `parameters` are those of the reference's model, so that the schemes of a size share an x value.
     """
 
     scheme: Scheme
@@ -56,10 +56,10 @@ def read(folders: Sequence[Path]) -> list[Results]:
         reference.
     """
     about = {"parameters": parameters, "steps": lambda x: x.manifest["steps"]}
-    found = sorted(map(results.read, folders), key=lambda x: [get(x) for get in about.values()])
-    varied = _varied(map(parameters, found))
+    series = sorted(map(results.read, folders), key=lambda x: [get(x) for get in about.values()])
+    varied = _varied(map(parameters, series))
     value = about[varied]
-    for first, other in itertools.pairwise(found):
+    for first, other in itertools.pairwise(series):
         ours, theirs = (results.binding(part.manifest) for part in (first, other))
         for field in SAME:
             if ours[field] != theirs[field]:
@@ -72,7 +72,7 @@ def read(folders: Sequence[Path]) -> list[Results]:
                 f"{other.workdir}: {value(other):,} {varied}, as in {first.workdir}; in a series"
                 " every comparison has another size, or with one size other steps"
             )
-    return found
+    return series
 
 
 def _varied(sizes: Iterable[int]) -> str:
@@ -90,17 +90,19 @@ def parameters(comparison: Results) -> int:
 
 def draw(folders: Sequence[Path]) -> Drawing:
     """The figure of the comparisons in these folders; raises ConfigError as `read` does."""
-    found = read(folders)
-    reference, compared = found[0].reference, points(found)
+    series = read(folders)
+    reference, compared = series[0].reference, points(series)
     assert reference is not None
     if not compared:
-        raise ConfigError(f"{found[0].workdir}: no scheme has losses to compare with its reference")
+        raise ConfigError(
+            f"{series[0].workdir}: no scheme has losses to compare with its reference"
+        )
     return differences(compared, reference)
 
 
 def points(comparisons: Sequence[Results]) -> list[Point]:
     """Every difference at the trained and at the longest length, where there is one."""
-    found = []
+    series = []
     for part in comparisons:
         reference = part.reference
         assert reference is not None
@@ -109,8 +111,8 @@ def points(comparisons: Sequence[Results]) -> list[Point]:
             for scheme in part.schemes:
                 d = paired_difference(scheme, reference, part.primary[0], length)
                 if scheme is not reference and isinstance(d, Estimate):
-                    found.append(Point(scheme, *about, length, d))
-    return found
+                    series.append(Point(scheme, *about, length, d))
+    return series
 
 
 @styled

@@ -55,7 +55,7 @@ def _ratio(values: Any, baseline: Any) -> Ratio | None:
     ours, theirs = (x if isinstance(x, list) else [x] for x in (values, baseline))
     try:
         return statistics.ratio(ours, theirs)
-    except ValueError:  # another number of repeats
+    except ValueError:  # different numbers of repeats
         return None
 
 
@@ -72,12 +72,12 @@ def speed_cell(measure: str, values: dict, ratio: Ratio | None, length: int, bat
         return values.get("problem", "not measured")
     median = float(np.median(values[measure]))
     rate = rate_of(measure, median, length, batch)
-    shown = number(median / 2**20, 1) if rate is None else number(1e6 / rate, 2)
-    return shown + (f" ({ratio.median:.2f}×)" if ratio else "")
+    text = number(median / 2**20, 1) if rate is None else number(1e6 / rate, 2)
+    return text + (f" ({ratio.median:.2f}×)" if ratio else "")
 
 
 def step_seconds(results: Results, scheme: Scheme) -> float | None:
-    """Seconds of a training step of this comparison: the median of the timed ones, if there are."""
+    """Seconds of a training step of this comparison: the median of the timed ones, if any."""
     speed, manifest = results.speed or {}, results.manifest
     times = speed.get("encodings", {}).get(scheme.name, {}).get("train_ms")
     same = (speed.get("length"), speed.get("batch")) == (

@@ -50,7 +50,7 @@ class Estimate:
 
     @property
     def median(self) -> float:
-        """Over seeds; NaN without any."""
+        """The median over seeds; NaN without any."""
         return float(np.median(self.values)) if self.values else math.nan
 
 
@@ -100,10 +100,10 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
     The k-th smallest of m is multiplied by m + 1 - k; none is below a smaller one's, none above 1.
     """
-    known = np.asarray([1.0 if math.isnan(p) else p for p in p_values.values()])
-    order = np.argsort(known)
-    adjusted = np.empty_like(known)
-    adjusted[order] = np.maximum.accumulate(known[order] * np.arange(known.size, 0, -1))
+    counted = np.asarray([1.0 if math.isnan(p) else p for p in p_values.values()])
+    order = np.argsort(counted)
+    adjusted = np.empty_like(counted)
+    adjusted[order] = np.maximum.accumulate(counted[order] * np.arange(counted.size, 0, -1))
     pairs = zip(p_values.items(), np.minimum(adjusted, 1.0).tolist(), strict=True)
     return {name: math.nan if math.isnan(p) else value for (name, p), value in pairs}
 
@@ -236,13 +236,13 @@ def ratio(times: Sequence[float], baseline: Sequence[float]) -> Ratio:
     """Ratios of repeat i to repeat i of the baseline, measured next to each other.
 
     Raises:
-      ValueError: no repeats, another number of them, or a time that is not positive.
+      ValueError: no repeats, different numbers of them, or a time that is not positive.
     """
     a, b = np.asarray(times, np.float64), np.asarray(baseline, np.float64)
     if a.shape != b.shape or a.size == 0 or not (a > 0).all() or not (b > 0).all():
         raise ValueError(f"{a.size} repeats against {b.size}: pass as many, all above 0")
-    each = a / b
-    return Ratio(float(np.median(each)), float(each.min()), float(each.max()))
+    ratios = a / b
+    return Ratio(float(np.median(ratios)), float(ratios.min()), float(ratios.max()))
 
 
 BINS = 36

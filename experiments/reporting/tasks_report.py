@@ -38,8 +38,8 @@ def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> li
     for (spec, positions), by_task in runs.items():
         pattern = dataclasses.replace(config.model, encoding=spec).pattern
         scheme = position_schemes.choose(positions, pattern)
-        moves_nothing = scheme == position_schemes.Contiguous()
-        plain = names[positions] if moves_nothing else "contiguous"
+        is_contiguous = scheme == position_schemes.Contiguous()
+        plain = names[positions] if is_contiguous else "contiguous"
         scores, rates = {}, {}
         for task, runs_of in by_task.items():
             scores[task] = {
@@ -55,8 +55,8 @@ def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> li
         about = {"name": name, "spec": spec, "positions": positions}
         collected.append({**about, "scores": scores, "rates": rates})
     scores = {task: {n: {"": value} for n, value in fixed(task).items()} for task in config.tasks}
-    nothing = {"name": FIXED, "spec": "", "positions": "", "rates": {}, "scores": scores}
-    return [nothing, *collected]
+    fixed_entry = {"name": FIXED, "spec": "", "positions": "", "rates": {}, "scores": scores}
+    return [fixed_entry, *collected]
 
 
 def by_seed(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) -> dict | str:
@@ -111,9 +111,9 @@ def _copies(compared: list[tuple[dict, dict]]) -> dict[str, str | None]:
     copies: dict[str, str | None] = {}
     for entry, other in compared:
         sides = [json.dumps(side["scores"], sort_keys=True) for side in (entry, other)]
-        before = first.setdefault(json.dumps(sides), entry["name"])
-        if sides[0] == sides[1] or before != entry["name"]:
-            copies[entry["name"]] = None if sides[0] == sides[1] else before
+        earlier = first.setdefault(json.dumps(sides), entry["name"])
+        if sides[0] == sides[1] or earlier != entry["name"]:
+            copies[entry["name"]] = None if sides[0] == sides[1] else earlier
     return copies
 
 
@@ -129,13 +129,13 @@ def table(config: TasksConfig, entries: list[dict]) -> rich.table.Table:
     """Tokens right beyond the training length, each encoding on each task."""
     over = f"Mean over lengths {config.lengths} and {config.seeds} seeds"
     caption = f"{over}; trained to {config.length}, {rates_used(config, entries)}."
-    shown = rich.table.Table("task", title="Tokens right at longer lengths", caption=caption)
+    accuracies = rich.table.Table("task", title="Tokens right at longer lengths", caption=caption)
     for entry in entries:
-        shown.add_column(entry["name"], justify="right")
+        accuracies.add_column(entry["name"], justify="right")
     for task in config.tasks:
         values = [cell(config, entry, task, 0, True) for entry in entries]
-        shown.add_row(task, *(x if isinstance(x, str) else f"{x:.3f}" for x in values))
-    return shown
+        accuracies.add_row(task, *(x if isinstance(x, str) else f"{x:.3f}" for x in values))
+    return accuracies
 
 
 def rates_used(config: TasksConfig, entries: list[dict]) -> str:
@@ -144,11 +144,11 @@ def rates_used(config: TasksConfig, entries: list[dict]) -> str:
     rates, multiples = ([float(pair[k]) for pair in pairs] for k in (0, 1))
     words = "at one learning rate"
     if config.rates:
-        each = _counted((*config.rates, *rates), rates)
-        words = f"at the best learning rate of each encoding and task ({each})"
+        counts = _counted((*config.rates, *rates), rates)
+        words = f"at the best learning rate of each encoding and task ({counts})"
     if config.encoding_rates:
-        each = _counted((*config.encoding_rates, *multiples), multiples)
-        words += f", encodings' own parameters at the best multiple of it ({each})"
+        counts = _counted((*config.encoding_rates, *multiples), multiples)
+        words += f", encodings' own parameters at the best multiple of it ({counts})"
     elif config.optimizer.encoding_rate != 1:
         words += f", encodings' own parameters at {config.optimizer.encoding_rate:g} times that"
     return words
@@ -188,14 +188,14 @@ def _best(config: TasksConfig, entries: list[dict]) -> str:
     means = {}
     for entry in entries:
         cells = [cell(config, entry, task, 0, True) for task in config.tasks]
-        known = [x for x in cells if not isinstance(x, str)]
-        if len(known) == len(cells):
-            means[entry["name"]] = float(np.mean(known))
+        numbers = [x for x in cells if not isinstance(x, str)]
+        if len(numbers) == len(cells):
+            means[entry["name"]] = float(np.mean(numbers))
     if not means:
         return "Accuracy by encoding and task"
     best = max(means, key=means.__getitem__)
-    beside = f", a fixed answer {means[FIXED]:.2f}" if FIXED in means else ""
-    return f"Most tokens right at longer lengths: {best}, {means[best]:.2f} in the mean{beside}"
+    fixed = f", a fixed answer {means[FIXED]:.2f}" if FIXED in means else ""
+    return f"Most tokens right at longer lengths: {best}, {means[best]:.2f} in the mean{fixed}"
 
 
 def csv_rows(entries: list[dict]) -> list[tuple]:

@@ -1,8 +1,8 @@
 """Every scheme against the reference: paired differences of losses, and their verdicts.
 
 A difference by length or by position is the mean over seeds with its 95 % t interval, paired by
-seed over the same windows, of one pair at one place, without correction; verdicts are corrected
-over all schemes.
+seed over the same windows, of one pair at one length or position, without correction; verdicts are
+corrected over all schemes.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ MARKS = {
     REFERENCE: "●",
     UNDECIDED: "∅",
 }
-TOKENS = 128  # of each seed in a bin of positions, at least
-GROWTH = math.sqrt(2)  # of the bins' ends
+TOKENS = 128  # the fewest of each seed in a bin of positions
+GROWTH = math.sqrt(2)  # of a bin's end over the last bin's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,15 +100,15 @@ def decide(
     if reference is None:
         why = f"not decided: the reference {name} was not run"
         return [Verdict(s.index, s.name, means[s.name], UNDECIDED, why) for s in schemes]
-    others = [s for s in schemes if s is not reference]
-    outcomes = {s.name: paired_difference(s, reference, protocol, length) for s in others}
+    compared = [s for s in schemes if s is not reference]
+    outcomes = {s.name: paired_difference(s, reference, protocol, length) for s in compared}
     differences = {n: x if isinstance(x, Estimate) else None for n, x in outcomes.items()}
 
     def bits(scheme: Scheme) -> tuple[tuple[int, bytes], ...]:
         windows, _ = scheme.windows(protocol, length)
         return tuple((seed, windows[seed].tobytes()) for seed in sorted(windows))
 
-    losses = {s.name: bits(s) for s in others if differences[s.name]}
+    losses = {s.name: bits(s) for s in compared if differences[s.name]}
     same = statistics.copies(losses, bits(reference))
     tested, family = statistics.family(differences, same)
 
@@ -148,9 +148,9 @@ def paired_difference(
 
 
 def by_difference(decided: Iterable[Verdict]) -> list[Verdict]:
-    """From the lowest difference to the highest; the reference is 0, what has none is last."""
-    places = {REFERENCE: 0.0, UNDECIDED: math.inf}
-    return sorted(decided, key=lambda v: places.get(v.kind, v.tested.estimate.mean))
+    """The verdicts by difference, lowest first; the reference counts as 0, no number is last."""
+    ranks = {REFERENCE: 0.0, UNDECIDED: math.inf}
+    return sorted(decided, key=lambda v: ranks.get(v.kind, v.tested.estimate.mean))
 
 
 def by_length(results: Results, protocol: str) -> dict[str, dict[int, Estimate]]:
@@ -192,8 +192,8 @@ def bins(count: int, windows: int) -> list[tuple[int, int]]:
         ends.append(max(math.ceil(GROWTH * ends[-1]), ends[-1] + least))
     ends = [end for end in ends if end <= count]
     if ends[-1] < count:
-        whole = count - ends[-1] >= max(least, (GROWTH - 1) / 2 * ends[-1])
-        ends = [*ends, count] if whole or len(ends) == 1 else [*ends[:-1], count]
+        is_large = count - ends[-1] >= max(least, (GROWTH - 1) / 2 * ends[-1])
+        ends = [*ends, count] if is_large or len(ends) == 1 else [*ends[:-1], count]
     return [(low + 1, high) for low, high in zip(ends[:-1], ends[1:], strict=True)]
 
 
@@ -201,20 +201,20 @@ def by_position(results: Results) -> tuple[dict[str, list[Bin]], dict[str, str]]
     """Scheme → its bins, without the reference; and scheme → why it has none."""
     reference = results.reference
     theirs, problem = reference.by_position() if reference else ({}, "not run")
-    found, missing = {}, {}
+    by_scheme, missing = {}, {}
     for scheme in results.schemes:
         if scheme is reference:
             continue
-        ours, own_problem = scheme.by_position()
+        ours, scheme_problem = scheme.by_position()
         if problem or not theirs:
             missing[scheme.name] = f"the reference has none: {problem or 'not evaluated'}"
-        elif own_problem or not ours:
-            missing[scheme.name] = own_problem or "not evaluated"
+        elif scheme_problem or not ours:
+            missing[scheme.name] = scheme_problem or "not evaluated"
         else:
-            each = [ours[seed] - theirs[seed] for seed in sorted(ours)]
+            paired = [ours[seed] - theirs[seed] for seed in sorted(ours)]
             windows, _ = scheme.windows(PROTOCOLS[0], results.longest)
-            found[scheme.name] = [
-                Bin(a, b, statistics.estimate([float(d[a - 1 : b].mean()) for d in each]))
-                for a, b in bins(each[0].size, min((w.size for w in windows.values()), default=1))
+            by_scheme[scheme.name] = [
+                Bin(a, b, statistics.estimate([float(d[a - 1 : b].mean()) for d in paired]))
+                for a, b in bins(paired[0].size, min((w.size for w in windows.values()), default=1))
             ]
-    return found, missing
+    return by_scheme, missing

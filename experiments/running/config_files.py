@@ -44,11 +44,11 @@ def load(source: str, kind: type) -> Any:
 
 
 def _missing(path: str) -> str:
-    """That there is no such file, and which is meant."""
+    """The error of a missing file, with the nearest name, or all."""
     folder = Path("configs")
-    there = sorted(file.stem for file in folder.glob("*.py"))
-    near = nearest(Path(path).stem, there, cutoff=0.6)
-    listed = f"{folder} has {', '.join(there) or 'none here'}"
+    stems = sorted(file.stem for file in folder.glob("*.py"))
+    near = nearest(Path(path).stem, stems, cutoff=0.6)
+    listed = f"{folder} has {', '.join(stems) or 'none here'}"
     return f"no such Python file; {f'did you mean {folder / near}.py?' if near else listed}"
 
 

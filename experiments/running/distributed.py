@@ -17,8 +17,8 @@ from pe_jax.validation import ConfigError
 FLAG_NAMES = ("coordinator", "processes", "process")
 # Seconds until all hosts must be connected, and until a silent one counts as dead.
 CONNECT_SECONDS, HEARTBEAT_SECONDS = 300, 20
-TASKS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")  # how many there are
-FIRST_PORT, PORTS = 61440, 4096  # those that JAX takes under SLURM
+TASKS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")  # number of processes
+FIRST_PORT, PORTS = 61440, 4096  # the range that JAX uses under SLURM
 
 
 def define_flags() -> None:
@@ -36,9 +36,9 @@ def connected() -> Iterator[None]:
     A normal exit would wait for the others, which wait for this one in a collective.
     """
     with one_line_errors():
-        given = (flags.FLAGS[name].value for name in FLAG_NAMES)
-        connect(*given, detect=bool(flags.FLAGS["detect"].value))
-        jax.devices()  # says here that there is none: later calls fail with less
+        values = (flags.FLAGS[name].value for name in FLAG_NAMES)
+        connect(*values, detect=bool(flags.FLAGS["detect"].value))
+        jax.devices()  # raises here if there is none: later errors say less
     try:
         yield
     except BaseException as error:
@@ -52,7 +52,7 @@ def connected() -> Iterator[None]:
             reason = str(error).strip().partition("\n")[0][:300]
             text = f"lost another process, whose own error came first, or the device: {reason}"
             print(f"error: {me}: {text}", file=sys.stderr)
-        elif not isinstance(error, SystemExit):  # that one has printed its reason
+        elif not isinstance(error, SystemExit):  # SystemExit has printed its reason
             traceback.print_exception(error)
             print(f"error: {me}: {type(error).__name__}: {error}", file=sys.stderr)
         sys.stdout.flush()
@@ -65,8 +65,8 @@ def connect(
 ) -> None:
     """Connects to the other processes: those of the flags, of a TPU pod, SLURM or MPI, or none.
 
-    A task that is alone has nobody to connect to: its coordinator would have the port of another
-    such task of the job, and end it.
+    A single task connects to nobody: its coordinator would take the port of another such task of
+    the job, and end that one.
 
     Raises:
       ConfigError: some flags, but not all; a cluster's variables that contradict each other.

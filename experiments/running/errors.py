@@ -23,8 +23,8 @@ def one_line_errors() -> Iterator[None]:
         reason = _missing_device()
         if reason is None:
             raise
-        asked = os.environ.get("JAX_PLATFORMS", "")
-        exit_with(f"JAX_PLATFORMS={asked!r}: no such device works here ({reason[:300]})")
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        exit_with(f"JAX_PLATFORMS={platforms!r}: no such device works here ({reason[:300]})")
 
 
 def _missing_device() -> str | None:

@@ -22,7 +22,7 @@ from pe_jax.validation import require
 
 try:
     import docstring_parser
-except ImportError:  # on a machine with little on it: flags work, and their help is shorter
+except ImportError:  # optional: without it flags work, and their help is shorter
     docstring_parser: Any = None
 
 WIDTH = 90
@@ -31,12 +31,12 @@ ASKS = ("help", "helpfull", "helpshort", "h", "?")
 
 def meanings(kind: type) -> dict[str, str]:
     """Field → what it means, from the docstrings of a dataclass and of those it inherits from."""
-    found: dict[str, str] = {}
+    by_field: dict[str, str] = {}
     for base in kind.__mro__ if docstring_parser else ():
         for item in docstring_parser.parse(base.__doc__ or "").meta:
             if item.args[0] == "attribute":
-                found.setdefault(item.args[1], " ".join((item.description or "").split()))
-    return found
+                by_field.setdefault(item.args[1], " ".join((item.description or "").split()))
+    return by_field
 
 
 def entry(head: str, *texts: str) -> str:
@@ -73,7 +73,7 @@ def is_strings(value: Any) -> bool:
 
 
 def _kind(config: Any) -> type:
-    """The class of a config, or of the one that a draft is of."""
+    """The class of a config; of a draft, that of the config it copies."""
     return next(kind for kind in type(config).__mro__ if "__doc__" in vars(kind) and kind.__doc__)
 
 
@@ -171,10 +171,10 @@ def _names(table: Iterable[str]) -> str:
 
 
 def asked(arguments: Iterable[str]) -> str | None:
-    """What is to be printed instead of running: "help", a name in `LISTS`, or None.
+    """What to print instead of running: "help", a name in `LISTS`, or None.
 
     Raises:
-      ConfigError: a list that there is not.
+      ConfigError: there is no such list.
     """
     for argument in arguments:
         name, _, value = argument.lstrip("-").partition("=")

@@ -56,15 +56,17 @@ def run(main: Callable[[Any], None], default: str, kind: type) -> None:
     load = functools.partial(config_files.load, kind=kind)
     with one_line_errors():
         source = _config_file(sys.argv)
-        known = os.path.isfile(os.path.expanduser(source or default))
+        exists = os.path.isfile(os.path.expanduser(source or default))
         if what := help_text.asked(sys.argv[1:]):
-            _show_help(what, main, load(source or default) if known else config_files.draft(kind()))
+            _show_help(
+                what, main, load(source or default) if exists else config_files.draft(kind())
+            )
         first = config_files.draft(kind()) if source else load(default)
         check_names(kind(), repeated, sys.argv)
-        # it reads the overrides of the default file at once
+        # this reads the overrides of the default file immediately
         config_flags.DEFINE_config_dataclass("config", first, "a file of configs/", parse_fn=load)
     parse = functools.partial(_parse, kind())
-    app.run(lambda rest: _start(main, rest[1:], repeated), flags_parser=parse)
+    app.run(lambda arguments: _start(main, arguments[1:], repeated), flags_parser=parse)
 
 
 def run_flags(main: Callable[[], None]) -> None:
@@ -76,10 +78,10 @@ def run_flags(main: Callable[[], None]) -> None:
         if help_text.asked(sys.argv[1:]):
             _show_help("help", main, None)
 
-    def start(rest: Sequence[str]) -> None:
+    def start(arguments: Sequence[str]) -> None:
         with one_line_errors():
-            if rest[1:]:
-                raise ConfigError(f"{rest[1]!r} is not a flag; write --FLAG=VALUE")
+            if arguments[1:]:
+                raise ConfigError(f"{arguments[1]!r} is not a flag; write --FLAG=VALUE")
             main()
 
     app.run(start, flags_parser=functools.partial(_parse, None))
@@ -101,7 +103,7 @@ def repeated_flags(kind: type) -> list[str]:
 
 
 def keep_programs() -> None:
-    """Keeps compiled programs in the checkout, so that what runs again does not compile again.
+    """Keeps compiled programs in the checkout, so that a second run does not compile again.
 
     JAX's own settings (`JAX_COMPILATION_CACHE_DIR`, `JAX_ENABLE_COMPILATION_CACHE=0`) come first.
     """
@@ -120,16 +122,16 @@ def replace_damaged_programs() -> None:
     import jax
 
     def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
-        found = re.match(DAMAGED_PROGRAM, str(message))
-        if found is None:
-            return before(message, *args, **kwargs)
+        match = re.match(DAMAGED_PROGRAM, str(message))
+        if match is None:
+            return original(message, *args, **kwargs)
         cache = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-        for path in Path(cache or "").glob(f"{found[1]}-*-cache"):
+        for path in Path(cache or "").glob(f"{match[1]}-*-cache"):
             with contextlib.suppress(OSError):  # a cache that cannot be written stays as it is
                 path.unlink()
-        logging.info("A compiled program of %s was damaged: it is compiled again", found[1])
+        logging.info("A compiled program of %s was damaged: it is compiled again", match[1])
 
-    before, warnings.showwarning = warnings.showwarning, show
+    original, warnings.showwarning = warnings.showwarning, show
 
 
 def print_anywhere() -> None:
@@ -162,19 +164,21 @@ def show(*parts: Any) -> None:
 def _config_file(argv: Sequence[str]) -> str | None:
     """The value of `--config`, if it is given."""
     for argument, following in zip(argv, [*argv[1:], ""], strict=True):
-        if given := re.fullmatch(r"--?config(?:=(.*))?", argument):
-            return following if given[1] is None else given[1]
+        if match := re.fullmatch(r"--?config(?:=(.*))?", argument):
+            return following if match[1] is None else match[1]
     return None
 
 
 @signals.quiet_interrupt()
-def _start(main: Callable[[Any], None], rest: Sequence[str], repeated: Sequence[str]) -> None:
+def _start(main: Callable[[Any], None], arguments: Sequence[str], repeated: Sequence[str]) -> None:
     with one_line_errors():
-        if rest:
-            raise ConfigError(f"{rest[0]!r} is not a flag; {ADVICE}")
+        if arguments:
+            raise ConfigError(f"{arguments[0]!r} is not a flag; {ADVICE}")
         config = overridden(config_files.final(flags.FLAGS.config), repeated)
         config.check()
-        if paths.is_bucket(config.workdir) and type(config) is Config:  # others need folders
+        if (
+            paths.is_bucket(config.workdir) and type(config) is Config
+        ):  # other programs need a folder
             paths.check_bucket(paths.folder(config.workdir))
         else:
             workdir = paths.local("workdir", config.workdir).absolute()
@@ -190,38 +194,38 @@ def overridden(config: Any, repeated: Sequence[str]) -> Any:
     if "encoding" in flags.FLAGS and flags.FLAGS.encoding is not None:
         model = dataclasses.replace(config.model, encoding=flags.FLAGS.encoding)
         return dataclasses.replace(config, model=model)
-    given = {name: tuple(flags.FLAGS[name].value or ()) for name in repeated}
-    given = {name: values for name, values in given.items() if values}
-    encodings = given.get("encodings", ())
+    values_of = {name: tuple(flags.FLAGS[name].value or ()) for name in repeated}
+    values_of = {name: values for name, values in values_of.items() if values}
+    encodings = values_of.get("encodings", ())
     if len(encodings) == 1 and len(pattern_parts(encodings[0])) > 1:
         logging.warning("encodings: %s", _one_or_many("encodings", encodings[0]))
     chosen = {name for name in ("baseline", "reference") if f"config.{name}" in flags.FLAGS}
-    return references.with_values(config, given, chosen)
+    return references.with_values(config, values_of, chosen)
 
 
-def _parse(known: Any, argv: Sequence[str]) -> list[str]:
+def _parse(config: Any, argv: Sequence[str]) -> list[str]:
     """Parses flags; a wrong name or type is one line that names the nearest or the range."""
     with one_line_errors():
         try:
             return flags.FLAGS(argv)
         except flags.UnrecognizedFlagError as error:
-            own = [name for name in flags.FLAGS if not name.startswith("config.")]
-            paths = [f"config.{path}" for path in config_fields.paths(known)] if known else []
-            near = nearest(error.flagname, own, cutoff=0.8)
-            near = near or _nearest_path(error.flagname, own + paths, cutoff=0.6)
+            names = [name for name in flags.FLAGS if not name.startswith("config.")]
+            paths = [f"config.{path}" for path in config_fields.paths(config)] if config else []
+            near = nearest(error.flagname, names, cutoff=0.8)
+            near = near or _nearest_path(error.flagname, names + paths, cutoff=0.6)
             hint = f"did you mean --{near}?" if near else "--help lists them"
             raise ConfigError(f"--{error.flagname} is not a flag; {hint}") from error
         except flags.Error as error:
             ours = isinstance(error.__context__, ConfigError)
-            text = str(error.__context__) if ours else _explained(known, str(error))
+            text = str(error.__context__) if ours else _explained(config, str(error))
             raise ConfigError(text) from error
 
 
-def _explained(known: Any, error: str) -> str:
+def _explained(config: Any, error: str) -> str:
     """absl's error with what the flag takes: `flag --config.steps=1e4: invalid literal …`."""
     flag = re.match(r"flag (--\S+?)=(.*?): ", error, re.DOTALL)
     path = re.search(r"--config\.([\w.]+)", error)
-    field = config_fields.find(known, path[1]) if path and known is not None else None
+    field = config_fields.find(config, path[1]) if path and config is not None else None
     need = field.metadata.get("need") if field else None
     if flag and need is None:
         need = flags.FLAGS[flag[1].removeprefix("--")].parser.syntactic_help
@@ -231,24 +235,24 @@ def _explained(known: Any, error: str) -> str:
 
 
 def check_names(config: Any, repeated: Sequence[str], argv: Sequence[str]) -> None:
-    """Raises ConfigError for a flag of a field that the config lacks or cannot take so."""
-    known = config_fields.paths(config)
+    """Raises ConfigError for a flag of no field, or one string for a field of several."""
+    fields = config_fields.paths(config)
     for argument in argv:
-        given = re.fullmatch(r"--?(?:no)?config\.([^=]*)(?:=(.*))?", argument, re.DOTALL)
-        if given is None:
+        match = re.fullmatch(r"--?(?:no)?config\.([^=]*)(?:=(.*))?", argument, re.DOTALL)
+        if match is None:
             continue
-        name, value = given[1], given[2]
-        if name not in known:
-            raise ConfigError(_unknown_field(name, known))
+        name, value = match[1], match[2]
+        if name not in fields:
+            raise ConfigError(_unknown_field(name, fields))
         if name in repeated and value is not None and not _is_tuple(value):
             raise ConfigError(f"--config.{name}={value}: {_one_or_many(name, value)}")
 
 
-def _unknown_field(name: str, known: Sequence[str]) -> str:
-    if inner := [path for path in known if path.startswith(f"{name}.")]:
+def _unknown_field(name: str, fields: Sequence[str]) -> str:
+    if inner := [path for path in fields if path.startswith(f"{name}.")]:
         return f"--config.{name} has fields; pass one of them, such as --config.{inner[0]}"
     parent = name.rpartition(".")[0]
-    near = parent if parent in known else _nearest_path(name, known)
+    near = parent if parent in fields else _nearest_path(name, fields)
     return f"--config.{name} is unknown; did you mean --config.{near}?"
 
 

@@ -30,13 +30,13 @@ class Lock:
     """
 
     def __init__(self, workdir: Path):
-        self.path = held = workdir / NAME
-        if is_bucket(workdir):  # has no locks; a file of this machine says whether its owner lives
+        self.path = local = workdir / NAME
+        if is_bucket(workdir):  # has no locks; a file of this machine tells if its owner lives
             digest = hashlib.sha256(str(workdir).encode()).hexdigest()[:16]
-            held = Path(tempfile.gettempdir(), f"pe_jax-{os.getuid()}-{digest}.lock")
-        held.parent.mkdir(parents=True, exist_ok=True)
-        self.file = held.open("a+", encoding="utf-8")
-        self.soft = filelock.SoftFileLock(held.with_suffix(".held"))
+            local = Path(tempfile.gettempdir(), f"pe_jax-{os.getuid()}-{digest}.lock")
+        local.parent.mkdir(parents=True, exist_ok=True)
+        self.file = local.open("a+", encoding="utf-8")
+        self.soft = filelock.SoftFileLock(local.with_suffix(".held"))
         try:
             self._take(self.path)
         except OSError:
@@ -53,13 +53,13 @@ class Lock:
                 f"workdir={workdir!r} is in use by {who}; stop that run, or choose another"
                 " --config.workdir"
             ) from None
-        left, host, who = self._owner()
-        if left and host != here:
+        has_owner, host, who = self._owner()
+        if has_owner and host != here:
             raise OSError(
                 f"workdir={workdir!r} was locked by {who}, which cannot be seen from {here};"
                 f" if that run has ended, remove {path}"
             )
-        if left:
+        if has_owner:
             logging.warning("%s was left by %s, which is gone: taken over", path, who)
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         self._write(json.dumps({"host": here, "pid": os.getpid(), "since": now}))

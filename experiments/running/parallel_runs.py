@@ -79,8 +79,8 @@ def run_in_parallel(
 
     with futures.ThreadPoolExecutor(len(meshes)) as pool:
         submitted = [pool.submit(run_job, job) for job in jobs]
-        done, rest = futures.wait(submitted, return_when=futures.FIRST_EXCEPTION)
-        for future in rest:
+        done, pending = futures.wait(submitted, return_when=futures.FIRST_EXCEPTION)
+        for future in pending:
             future.cancel()
     failed = [future for future in done if future.exception() is not None]
     return [future.result() for future in failed or submitted]

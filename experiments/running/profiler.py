@@ -27,7 +27,7 @@ class Profiler:
         self.first = done + 1 + min(WARM_UP, max(steps - done - STEPS, 0))
 
     def before(self, step: int, state: Any) -> None:
-        """Starts the trace before its first step, ends it once `state`, the last one's, is there.
+        """Starts the trace before its first step; ends it once `state`, after its last, is ready.
 
         Call it before each step.
         """
@@ -40,7 +40,7 @@ class Profiler:
             self.close()
 
     def close(self) -> None:
-        """Writes the trace that is under way, if one is, and says how to open it."""
+        """Writes the trace, if one is running, and says how to open it."""
         if not self.tracing:
             return
         self.tracing = False

@@ -23,15 +23,15 @@ CODE = ("pe_jax", "experiments", "pyproject.toml", "requirements.txt")  # what r
 def commit(root: Path = ROOT) -> str:
     """The commit of a checkout, with `-dirty` if its code differs; or why it is unknown.
 
-    A workdir in the checkout, tracked or not, is no code; a config is saved with its results.
+    A workdir in the checkout, tracked or not, is not code; a config is saved with its results.
     """
     git = shutil.which("git")
     if git is None:
         return "unknown: git is not installed"
 
     def output(*args: str) -> str:
-        found = subprocess.run([git, *args], capture_output=True, text=True, cwd=root)
-        return found.stdout.strip()
+        process = subprocess.run([git, *args], capture_output=True, text=True, cwd=root)
+        return process.stdout.strip()
 
     described = output("describe", "--always")
     if not described:
@@ -43,8 +43,8 @@ def processor() -> str:
     """The CPU's name, if the system reports it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def environment() -> dict[str, str]:
@@ -69,7 +69,7 @@ def command(program: str) -> str:
 
 def save_json(path: Path, value: Any) -> None:
     """Writes a file atomically."""
-    if is_bucket(path):  # an object is whole, or it is not there
+    if is_bucket(path):  # an object is complete or absent
         path.write_text(json.dumps(value))
         return
     path.parent.mkdir(parents=True, exist_ok=True)

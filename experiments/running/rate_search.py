@@ -48,9 +48,9 @@ def _beside(values: list[float], value: float) -> list[float]:
         return []
     first, last = values[0] ** 2 / values[1], values[-1] ** 2 / values[-2]
     ends = [float(f"{x:.12g}") for x in (first, last)]  # 0.04, not 0.04000000000000001
-    longer = [ends[0], *values, ends[1]]
-    place = bisect.bisect_left(longer, value)
-    return [longer[place - 1], longer[place + 1]]
+    extended = [ends[0], *values, ends[1]]
+    index = bisect.bisect_left(extended, value)
+    return [extended[index - 1], extended[index + 1]]
 
 
 def search(pairs: list[Pair], loss: Callable[[Pair], float], rounds: int) -> dict[Pair, float]:

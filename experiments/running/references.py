@@ -14,14 +14,14 @@ def with_references(config: AnyConfig, specs: Sequence[str]) -> AnyConfig:
     """The config with the specs of its baseline and reference instead of their names.
 
     Raises:
-      ConfigError: one is none of the encodings.
+      ConfigError: one of them names none of the encodings.
     """
-    found = {
+    references = {
         name: run_names.find(name, getattr(config, name), specs)
         for name in REFERENCES
         if hasattr(config, name)
     }
-    return dataclasses.replace(config, **found)  # pyright: ignore[reportArgumentType]
+    return dataclasses.replace(config, **references)  # pyright: ignore[reportArgumentType]
 
 
 def with_values(
@@ -29,15 +29,15 @@ def with_values(
 ) -> AnyConfig:
     """The config with values of fields that are tuples.
 
-    Where other encodings are given, a baseline or reference of the file that is none of them
-    becomes the first, unless it was `chosen` on the command line too.
+    Where other encodings are given, a baseline or reference of the file that is not among
+    them becomes the first, unless it was `chosen` on the command line too.
     """
     changed: Any = dataclasses.replace(config, **given)  # pyright: ignore[reportArgumentType]
     specs = changed.specs() if hasattr(changed, "specs") else given.get("encodings", ())
-    known = {*specs, *run_names.short_names(specs).values()}
+    valid = {*specs, *run_names.short_names(specs).values()}
     lost = [
         name
         for name in REFERENCES
-        if "encodings" in given and name not in chosen and getattr(changed, name, "") not in known
+        if "encodings" in given and name not in chosen and getattr(changed, name, "") not in valid
     ]
     return dataclasses.replace(changed, **{n: "" for n in lost if hasattr(changed, n)})

@@ -56,8 +56,8 @@ def short_names(specs: Sequence[str]) -> dict[str, str]:
             continue
         same = [v for v in variants.values() if v and v.name == variant.name]
         values = {f: {v.fields.get(f) for v in same} for v in same for f in v.fields}
-        told = {f: x for f, x in variant.fields.items() if len(values[f]) > 1}
-        names[spec] = " ".join([variant.name, *(_field(*item) for item in told.items())])
+        differing = {f: x for f, x in variant.fields.items() if len(values[f]) > 1}
+        names[spec] = " ".join([variant.name, *(_field(*item) for item in differing.items())])
     count = Counter(names.values())
     return {spec: name if count[name] == 1 else spec for spec, name in names.items()}
 
@@ -76,17 +76,17 @@ def _variant(spec: str) -> Variant | None:
 
 
 def _flatten(call: spec_strings.Call, fields: dict[str, str]) -> str:
-    """Writes the fields of a call and of those in it to `fields`; the innermost one's name."""
+    """Writes the fields of a call and of nested ones to `fields`; returns the innermost name."""
     name = call.name
     for field, value in call.fields.items():
         if isinstance(value, spec_strings.Call):
             name = _flatten(value, fields)
         else:
-            fields[field] = _shown(value)
+            fields[field] = _format(value)
     return name
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     """A value as text; of a float the shorter form, 0.5 or 5e5."""
     if not isinstance(value, float):
         return str(value)
@@ -110,10 +110,10 @@ def find(field: str, value: str, specs: Sequence[str]) -> str:
     if not value:
         return specs[0]
     if value not in by_name:
-        known = ", ".join(names.values())
+        listed = ", ".join(names.values())
         near = nearest(value, by_name, cutoff=0.6)
         hint = f"; did you mean {near!r}?" if near else ""
-        raise ConfigError(f"{field}={value!r}: pass one of the encodings: {known[:200]}{hint}")
+        raise ConfigError(f"{field}={value!r}: pass one of the encodings: {listed[:200]}{hint}")
     return by_name[value]
 
 

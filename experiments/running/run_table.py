@@ -45,7 +45,7 @@ class Run:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Since the first report; None before the second one."""
+        """The mean since the first report; None before the second one."""
         if self.first is None or self.last is None or self.last[1].step == self.first[1]:
             return None
         return (self.last[0] - self.first[0]) / (self.last[1].step - self.first[1])
@@ -145,10 +145,10 @@ class RunTable(contextlib.AbstractContextManager):
         return f"{about} {humanize.precisedelta(seconds, minimum_unit=unit, format='%d')} left"
 
     def seconds_left(self) -> float | None:
-        """Until the last run is finished; None before two reports of a run.
+        """Seconds until the last run is finished; None before two reports of a run.
 
         A run takes the time to its first report, its steps, and what follows the last. The first of
-        these is long where programs are compiled: it is told apart for the first run of a job.
+        these is long where programs are compiled: the first run of a job is averaged separately.
         """
         with self.lock:
             runs, now = [*self.runs.values()], self.clock()
@@ -177,14 +177,14 @@ class RunTable(contextlib.AbstractContextManager):
             room = max(self.console.height - 6, 1)
             running = [label for label, run in self.runs.items() if run.end is None]
             ended = [label for label, run in self.runs.items() if run.end is not None]
-            shown = {*running, *ended[len(ended) - max(room - len(running), 0) :]}
+            visible = {*running, *ended[len(ended) - max(room - len(running), 0) :]}
             caption = f"{self.finished} of {self.count} runs are finished; {self.left()}"
             table = rich.table.Table(caption=caption, box=None, pad_edge=False)
             table.add_column("run", no_wrap=True, max_width=self.console.width // 3)
             for name in ("", "step", "loss", "speed"):
                 table.add_column(name, justify="right", no_wrap=True)
             for label, run in self.runs.items():
-                if label in shown:
+                if label in visible:
                     table.add_row(rich.text.Text(label), *_cells(run))  # no markup in brackets
         return table
 
@@ -216,7 +216,7 @@ class Reporter:
 
 
 def _mean(values: Any) -> float:
-    """0 if there are none."""
+    """The mean; 0 if there are no values."""
     values = list(values)
     return sum(values) / len(values) if values else 0.0
 
@@ -225,8 +225,8 @@ def _left(run: Run, now: float, rate: float, warm_up: float, tail: float) -> flo
     """Seconds until the end of a run."""
     if run.last is None:
         return max(run.begin + warm_up - now, 0.0) + run.steps * rate + tail
-    own = run.seconds_per_step or rate
-    return max(run.last[0] + (run.steps - run.last[1].step) * own + tail - now, 0.0)
+    seconds_per_step = run.seconds_per_step or rate
+    return max(run.last[0] + (run.steps - run.last[1].step) * seconds_per_step + tail - now, 0.0)
 
 
 def _cells(run: Run) -> tuple[Any, ...]:

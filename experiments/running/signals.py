@@ -16,7 +16,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 @contextlib.contextmanager
 def quiet_interrupt() -> Iterator[None]:
-    """Where nothing waits to be saved, ctrl-C ends the program with its status, not a traceback."""
+    """Ends the program on ctrl-C with its status, not a traceback, where nothing is to be saved."""
     try:
         yield
     except KeyboardInterrupt:
@@ -53,8 +53,8 @@ class Stop:
     def due(self) -> bool:
         """Whether to stop here: before the first step, and after each. All processes agree.
 
-        They agree on the number of a call, counted from this start: the number of a step would be
-        passed already where a run continues and a signal comes before its first call.
+        They agree on the number of a call, counted from this start: where a run continues and a
+        signal comes before its first call, the number of a step would have passed already.
         """
         self.calls += 1
         if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(self.calls):

@@ -1,4 +1,4 @@
-"""The configs of programs by their name before 0.2, which config files that others wrote import."""
+"""The configs under their module's name before 0.2, which users' config files import."""
 
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig

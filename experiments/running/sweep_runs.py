@@ -63,7 +63,7 @@ class Job:
     def search(
         self, pairs: list[Pair], loss: Callable[[Pair], float], rounds: int, steps: int
     ) -> dict[Pair, float]:
-        """As `rate_search.search`, where `loss` runs once, of these steps."""
+        """Like `rate_search.search`, where each `loss` is a run of `steps` steps."""
 
         def planned_loss(pair: Pair) -> float:
             if pair not in pairs:
@@ -136,12 +136,12 @@ class Trials:
 
         Args:
           config: of the sweep.
-          spec: the encoding, whose parameters may have rates of their own.
+          spec: the encoding, whose parameters may have separate rates.
           train: (rates, seed, …) → result with its `validation_loss`, None if that is not finite.
           name: of these runs, before their rates and seeds, if the entry has others.
         """
         first, *others = range(config.seed, config.seed + config.seeds)
-        found = {}
+        tried = {}
 
         def run(pair: Pair, seed: int) -> dict:
             path = Path(name, rates_name(*pair), f"seed{seed}")
@@ -149,13 +149,13 @@ class Trials:
             return {**result, **dict(zip(RATES, pair, strict=True))}
 
         def loss(pair: Pair) -> float:
-            found[pair] = run(pair, first)
-            loss = found[pair].get("validation_loss")
+            tried[pair] = run(pair, first)
+            loss = tried[pair].get("validation_loss")
             return math.inf if loss is None else loss
 
         pairs = rate_search.grid(config, spec)
         used = rate_search.best(self.job.search(pairs, loss, config.rate_rounds, config.steps))
-        return {first: found[used]} | {seed: run(used, seed) for seed in others}
+        return {first: tried[used]} | {seed: run(used, seed) for seed in others}
 
 
 def count_runs(config: TrialsConfig, spec: str) -> int:
@@ -180,7 +180,7 @@ def completed(
       config: of the sweep.
       binding: fields that must equal those of the workdir's config.
       entries: what runs in parallel → the parts of its folder's name.
-      runs: how many an entry has.
+      runs: the number of runs of an entry.
       run: trains all runs of an entry.
       also: saved config → more fields to save; may raise ConfigError.
     """
@@ -193,11 +193,11 @@ def completed(
         saved = json.loads(path.read_text()) if path.exists() else {}
         if saved:
             check_same(saved, now, binding)
-        kept = now | also(saved)
+        description = now | also(saved)
 
     def run_entry(job: Job) -> Any:
         return run(job.name, Trials(folders[job.name], [*entries[job.name]], job))
 
-    with locked(workdir, path.name, kept):
+    with locked(workdir, path.name, description):
         jobs = {entry: [config.steps] * runs(entry) for entry in entries}
         yield now, run_jobs(jobs, run_entry, meshes)

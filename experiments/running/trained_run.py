@@ -39,7 +39,7 @@ def read(workdir: Path, field: str = "workdir") -> tuple[Config, dict]:
 
 
 def _from(folder: Path, spec: str) -> str:
-    """A spec of files whose relative path is that from a folder, if something is there."""
+    """A spec of files, its relative path resolved from a folder if something exists there."""
     match = re.fullmatch(r"((?:passkeys:)?text:|(?:passkeys:)?tfds:[^:]+:|bpe:)(?!~)(.+)", spec)
     path = folder / match[2] if match else folder
     return f"{match[1]}{path}" if match and glob.glob(str(path)) else spec

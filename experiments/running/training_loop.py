@@ -62,7 +62,7 @@ class Diverged(RuntimeError):
 
 
 def run(config: Config, profile: bool = False) -> None:
-    """Trains and evaluates one model, and writes evaluation.json; does nothing if it is there.
+    """Trains and evaluates one model, and writes evaluation.json; does nothing if that exists.
 
     Args:
       config: of the run.
@@ -238,7 +238,7 @@ def train(
         at_peak = _tokens_at_peak(config, trainer)
         writer = Metrics(folder, config.steps, label, done, at_peak, report)
         stack.enter_context(contextlib.closing(writer)).start(done)
-        if stop.due():  # it came while compiling: nothing is to be saved
+        if stop.due():  # a signal came while compiling: there is nothing to save
             return state
         profiler = Profiler(folder / "profile", profile, done, config.steps)
         stack.enter_context(contextlib.closing(profiler))
@@ -331,15 +331,15 @@ def _resumed(
         if not done:
             return new, rows, 0
         saved = checkpoints.meta(done)
-        before = saved.get("readers", [1, 1])
-        same_readers = before == metadata["readers"]
+        saved_readers = saved.get("readers", [1, 1])
+        same_readers = saved_readers == metadata["readers"]
         like = abstract(new, trainer.shardings)
         state = checkpoints.restore(done, like, rows if same_readers else None, metadata)
         if saved["steps"] != config.steps:
             _warn_of_other_steps(config, saved["steps"], done)
         if not same_readers:  # an iterator's state is that of its part of the data
             text = "Data is distributed again (parts, processes: %s, not %s): not bitwise the same"
-            logging.warning(text, metadata["readers"], before)
+            logging.warning(text, metadata["readers"], saved_readers)
             rows = batches(config, source, trainer.mesh, skip=done)
         return state, rows, done
 
@@ -392,15 +392,15 @@ def _check_finite(
     if consecutive <= trainer.skips and (not saving or trainer.finite(state)):
         return
     last = checkpoints.latest()
-    kept = f"the last good checkpoint is step {last}" if last else "nothing was saved"
+    fallback = f"the last good checkpoint is step {last}" if last else "nothing was saved"
     raise Diverged(
         f"loss {loss} by step {step}: {_not_finite(trainer, state, batch)}; {consecutive} updates"
-        f" in a row skipped (optimizer.skips={trainer.skips}); {kept}"
+        f" in a row skipped (optimizer.skips={trainer.skips}); {fallback}"
     )
 
 
 def _not_finite(trainer: Trainer, state: State, batch: dict) -> str:
-    if jax.process_count() > 1:  # running layer by layer needs all of them in this process
+    if jax.process_count() > 1:  # running layer by layer needs all arrays in this process
         return "the gradient or a layer"
     try:
         tokens, segments = batch["tokens"][:, :-1], batch["segments"][:, :-1]

@@ -35,7 +35,7 @@ from pe_jax.engines import checks, reference
 from pe_jax.engines.api import attention
 from pe_jax.validation import require, require_bool
 
-SIZES = Dims(512, 8, 8, 64)  # of no model: to ask which terms there are, before sizes are known
+SIZES = Dims(512, 8, 8, 64)  # stand-in sizes, to ask for a scheme's terms before its own are known
 
 
 def attention_fn(
@@ -59,31 +59,30 @@ def attention_fn(
 
     Decoding with the module's own cache needs no setting: a step is one query, several keys and the
     mask that the module makes, and its position in each row is that of the last key that the row
-    sees. (Your own mask must not hide the newest token.) One query that is no decoding step, as in
+    sees. (Your own mask must not hide the newest token.) A single query outside decoding, as in
     pooling, has that position too, unless `q_positions` is given. That cache holds unrotated keys,
     so each step rotates all of them: exact, but slower than `pe_jax.engines.decoding.cache`, which
     holds them rotated.
 
     Args:
-      encoding: the scheme, or its spec string ("rope"); None is NoPE. One that depends on the
-        length of the sequence (a dynamic NTK or LongRoPE scaling) as for `pe_jax.attention`:
-        without `positions` a full pass is at its own length; to decode, or with `positions`, pass
-        `encoding.at_length(total_length)`.
+      encoding: the scheme, or its spec string ("rope"); None is NoPE. A scheme that depends on the
+        sequence length (dynamic NTK, LongRoPE) behaves as in `pe_jax.attention`: without
+        `positions` a full pass takes the length of its sequence; to decode, or with `positions`,
+        pass `encoding.at_length(total_length)`.
       params: its parameters, `Params(shared, layer)`, of arrays (Linen) or of `nnx.Param` (NNX);
         None if it has none.
       causal: whether later tokens are hidden. None: they are, as for `pe_jax.attention`; a scheme
-        of several axes must be told. False leaves that to the mask that the module passes.
-        A scheme to which all later tokens look alike (T5 unless bidirectional) then needs one that
-        hides them: without a mask, or with a known one that shows any, a call is refused. One for
-        causal attention alone (xPos) needs True.
+        of several axes needs True or False. False leaves that to the mask that the module passes.
+        A scheme that cannot tell later tokens apart (T5 unless bidirectional) then needs a mask
+        that hides them: a call without a mask, or with a concrete one that shows any, is refused.
+        A scheme for causal attention alone (xPos) needs True.
       window: number of tokens visible back (and ahead, if not causal), the query's own included.
       sinks: number of first tokens of each segment (of the row, without segments) that stay visible
         beyond the window.
       segments: integers [*B, S], for packed documents: tokens see their own segment only.
       positions: of the tokens, [S] or [*B, S] (with a trailing axis where the scheme has several);
         None: contiguous from 0.
-      q_positions: those of the queries, where they are other tokens (attention across sequences,
-        pooling).
+      q_positions: positions of the queries, if these are other tokens (cross-attention, pooling).
       embedded: says that `encoding.embed` is called on the input of the first layer, for a scheme
         that adds to it (when decoding, with the new token's own position): an `attention_fn` is
         given q, k and v alone and cannot.
@@ -144,13 +143,13 @@ class AttentionFn:
     def _settings(self) -> tuple[Any, ...]:
         return self.encoding, self.dims, self.causal, self.window, self.sinks
 
-    def _places(self) -> tuple[Any, ...]:
+    def _token_arrays(self) -> tuple[Any, ...]:
         return self.segments, self.positions, self.q_positions
 
     def _key(self) -> tuple[Any, ...]:
-        """What tells two apart."""
+        """What equality and hashing compare."""
         arrays = jax.tree.leaves(self.params, is_leaf=_is_variable)
-        return *self._settings(), *map(id, arrays), *map(_by_value, self._places())
+        return *self._settings(), *map(id, arrays), *map(_by_value, self._token_arrays())
 
     def __call__(
         self,
@@ -237,8 +236,8 @@ class AttentionFn:
         if queries == keys:
             q_pos = k_pos if q_pos is None else q_pos
             k_pos = q_pos if k_pos is None else k_pos
-            known = {"q_positions": q_pos, "k_positions": k_pos, "q_segments": self.segments}
-            return {"causal": causal, **known}
+            tokens = {"q_positions": q_pos, "k_positions": k_pos, "q_segments": self.segments}
+            return {"causal": causal, **tokens}
         if q_pos is not None:
             k_pos = pos.contiguous(keys) if k_pos is None else k_pos
             fix = "the queries are other tokens than the keys: pass a mask"
@@ -254,31 +253,31 @@ class AttentionFn:
         return self._last_token(shape, mask)
 
     def _last_token(self, shape: tuple[int, ...], mask) -> dict[str, Any]:
-        """The same for one query, which is the last token that the mask shows in its row."""
+        """`_tokens` for one query: the last token of its row that the mask shows."""
         rows, index = shape[:-3], pos.contiguous(shape[-1])
         visible = jnp.broadcast_to(jnp.asarray(mask).astype(bool), shape).any((-3, -2))
-        at = jnp.max(jnp.where(visible, index, 0), axis=-1, keepdims=True)
+        last = jnp.max(jnp.where(visible, index, 0), axis=-1, keepdims=True)
         k_pos, segments = self.positions, self.segments
         if k_pos is None:
             k_pos = index if segments is None else pos.per_segment(segments)
 
-        def last(x, axes=0):
+        def take_last(x, axes=0):
             x = jnp.broadcast_to(x, (*rows, *x.shape[x.ndim - 1 - axes :]))
-            return jnp.take_along_axis(x, at.reshape(*at.shape, *(1,) * axes), axis=len(rows))
+            return jnp.take_along_axis(x, last.reshape(*last.shape, *(1,) * axes), axis=len(rows))
 
         k_pos = jnp.asarray(k_pos)
-        q_pos = last(k_pos, int(self.encoding.claims.axes > 1))
-        known = {"q_positions": q_pos, "k_positions": k_pos, "q_index": at, "k_index": index}
+        q_pos = take_last(k_pos, int(self.encoding.claims.axes > 1))
+        tokens = {"q_positions": q_pos, "k_positions": k_pos, "q_index": last, "k_index": index}
         if segments is not None:
             segments = jnp.asarray(segments)
-            known |= {"q_segments": last(segments), "k_segments": segments}
-        return {"causal": True, **known}  # no key after it is in the mask
+            tokens |= {"q_segments": take_last(segments), "k_segments": segments}
+        return {"causal": True, **tokens}  # no key after it is in the mask
 
 
 class NNXAttentionFn(AttentionFn, nnx.Module):
-    """One that is part of an NNX model, which finds its `nnx.Param`s; without arrays also Linen's.
+    """An `AttentionFn` that is part of an NNX model, which trains its `nnx.Param`s.
 
-    Methods are those of `AttentionFn`.
+    Linen takes it too if there are no parameters. Methods are those of `AttentionFn`.
     """
 
     params: Any = nnx.data()
@@ -289,18 +288,18 @@ class NNXAttentionFn(AttentionFn, nnx.Module):
 
 @jax.tree_util.register_pytree_node_class
 class LinenAttentionFn(AttentionFn):
-    """One with arrays as parameters, a pytree of them, as Linen has them.
+    """An `AttentionFn` whose parameters are bare arrays, as in Linen: a pytree of them.
 
     An NNX module would hold such arrays and not train them: flax refuses it as an attribute.
     """
 
     def tree_flatten(self):
         """The arrays, and the settings."""
-        return (self.params, *self._places()), self._settings()
+        return (self.params, *self._token_arrays()), self._settings()
 
     @classmethod
     def tree_unflatten(cls, settings, arrays):
-        """The same with other arrays."""
+        """The function with these settings and arrays."""
         return cls(*settings, *arrays)
 
 
@@ -313,26 +312,26 @@ def _is_array(x) -> bool:
 
 
 def _by_value(x) -> Any:
-    """What is equal for equal positions or segments; under a trace, for the same ones."""
-    known = None if x is None else pos.concrete(x)
-    return id(x) if known is None else (known.shape, known.dtype.str, known.tobytes())
+    """A key that is equal for equal positions or segments; under a trace, for the same object."""
+    array = None if x is None else pos.concrete(x)
+    return id(x) if array is None else (array.shape, array.dtype.str, array.tobytes())
 
 
 def _booleans(mask) -> jax.Array:
     """The mask as booleans. Zero means hidden: the opposite of an additive mask."""
-    known = pos.concrete(mask)
-    if known is not None and not np.isin(known, (0, 1)).all():
-        worst = known[~np.isin(known, (0, 1))].flat[0]
+    array = pos.concrete(mask)
+    if array is not None and not np.isin(array, (0, 1)).all():
+        worst = array[~np.isin(array, (0, 1))].flat[0]
         raise ValueError(f"mask holds {worst}: pass booleans; an additive mask is a bias")
     return jnp.asarray(mask).astype(bool)
 
 
 def _check_hides_later(encoding: Encoding, mask, shape: tuple[int, ...]) -> None:
     """Raises ValueError where a known mask shows later tokens to a one-sided scheme."""
-    known, (queries, keys) = pos.concrete(mask), shape[-2:]
-    if known is not None and queries == keys:
-        whole = np.broadcast_to(known, np.broadcast_shapes(known.shape, (queries, keys)))
-        require(not np.triu(whole, 1).any(), "mask", "…", checks.alike(encoding))
+    array, (queries, keys) = pos.concrete(mask), shape[-2:]
+    if array is not None and queries == keys:
+        full = np.broadcast_to(array, np.broadcast_shapes(array.shape, (queries, keys)))
+        require(not np.triu(full, 1).any(), "mask", "…", checks.alike(encoding))
 
 
 def _drop(key: Any, rate: float, broadcast: bool, weights: jax.Array) -> jax.Array:

@@ -84,8 +84,8 @@ class ModelConfig:
     @property
     def windows(self) -> tuple[tuple[int | None, int], ...]:
         """The window, or None, and the sinks of layers 0 … P - 1."""
-        rest = Windowed(Encoding(), self.window or None, self.sinks)
-        layers = (x if isinstance(x, Windowed) else rest for x in parse(self.encoding))
+        default = Windowed(Encoding(), self.window or None, self.sinks)
+        layers = (x if isinstance(x, Windowed) else default for x in parse(self.encoding))
         return tuple((layer.window, layer.sinks) for layer in layers)
 
     @property
@@ -120,7 +120,6 @@ class ModelConfig:
         fits = bool(self.head_dim) or self.width % self.heads == 0
         widths = [n for n in range(1, self.width + 1) if self.width % n == 0]
         need(fits, "heads", f"must divide width {self.width} ({widths}), or set head_dim")
-        need(is_real(self.dropout) and 0 <= self.dropout < 1, "dropout", "pass a rate in [0, 1)")
         try:
             pattern = self.pattern
             for encoding in pattern:

@@ -57,7 +57,7 @@ def generate(
       prompt: int32 [B, T], T ≥ 1.
       new_tokens: N ≥ 0.
       segments: integers [B, T] for prompts of several lengths: negative where a row has padding,
-        before or after its tokens; None: it has none.
+        before or after its tokens; None: no padding.
       key: for sampling; needed unless `temperature` is 0.
       temperature: ≥ 0; 0 is greedy.
       top_k: draw only among the k likeliest tokens; 0 for all.
@@ -68,8 +68,8 @@ def generate(
 
     Raises:
       ValueError: an empty prompt, ids outside the vocabulary, a cache too small, values out of
-        range, a length beyond what the encoding defines; segments of another shape, or of a model
-        whose caches keep the tokens of a window alone.
+        range, a length beyond what the encoding defines; segments of another shape, or for a model
+        whose caches keep only the tokens of a window.
     """
     require(is_int(new_tokens, 0), "new_tokens", new_tokens, "pass an integer of at least 0")
     ok = is_real(temperature) and temperature >= 0
@@ -80,9 +80,9 @@ def generate(
     prompt = pos.as_positions(prompt, name="prompt")
     if prompt.ndim != 2 or not prompt.shape[1]:
         raise ConfigError(f"prompt has shape {list(prompt.shape)}; pass [B, T] with T >= 1")
-    known = pos.concrete(prompt)
-    if known is not None and known.size and not 0 <= known.min() <= known.max() < vocab:
-        worst = known.max() if known.max() >= vocab else known.min()
+    ids = pos.concrete(prompt)
+    if ids is not None and ids.size and not 0 <= ids.min() <= ids.max() < vocab:
+        worst = ids.max() if ids.max() >= vocab else ids.min()
         raise ConfigError(f"prompt holds token id {worst}; keep 0 <= id < vocab = {vocab}")
     total = prompt.shape[1] + new_tokens
     if capacity is None:
@@ -102,46 +102,46 @@ def generate(
     capacity = min([capacity, *(n for e in model.encodings if (n := e.valid_length()))])
     cache = model.init_cache(prompt.shape[0], capacity)
     graph, state = nnx.split(model)
-    tokens, wide = prompt, ((0, 0), (0, capacity - prompt.shape[1]))
-    if segments is not None:  # padding first: all rows then go on at the same place
+    tokens, padding = prompt, ((0, 0), (0, capacity - prompt.shape[1]))
+    if segments is not None:  # padding first: all rows then continue at the same index
         order = jnp.argsort(segments >= 0, axis=1, stable=True)
         tokens, segments = (jnp.take_along_axis(x, order, 1) for x in (prompt, segments))
-        segments = jnp.pad(jnp.minimum(segments, 0), wide)
+        segments = jnp.pad(jnp.minimum(segments, 0), padding)
         cache = [with_segments(layer) for layer in cache]
     lengths = jnp.asarray([prompt.shape[1], total], jnp.int32)
     args = key, jnp.float32(temperature), top_k
-    row = _run(graph, state, jnp.pad(tokens, wide), segments, lengths, cache, *args)
+    row = _run(graph, state, jnp.pad(tokens, padding), segments, lengths, cache, *args)
     return jnp.concatenate([prompt, row[:, prompt.shape[1] : total]], axis=1)
 
 
 def _decode(graph, state, row, segments, lengths, cache, key, temperature, top_k):
-    """The row [B, S], filled from the prompt's length up to the total."""
+    """The rows [B, S], filled from the prompt's length up to the total."""
     model = nnx.merge(graph, state)
     prompt, total = lengths
     size = min(CHUNK, row.shape[1])
 
     def read(carry):
-        at, cache = carry
-        part, ids = (
-            None if x is None else jax.lax.dynamic_slice_in_dim(x, at, size, 1)
+        index, cache = carry
+        tokens, ids = (
+            None if x is None else jax.lax.dynamic_slice_in_dim(x, index, size, 1)
             for x in (row, segments)
         )
-        return at + size, model(part, segments=ids, cache=cache)[1]
+        return index + size, model(tokens, segments=ids, cache=cache)[1]
 
-    def more(carry):  # the last token of the prompt is left, whose logits are needed
+    def more(carry):  # but the last token of the prompt, whose logits are needed
         return carry[0] + size < prompt
 
     def step(carry):
-        at, row, cache = carry
-        token = jax.lax.dynamic_index_in_dim(row, at, 1, keepdims=False)
+        index, row, cache = carry
+        token = jax.lax.dynamic_index_in_dim(row, index, 1, keepdims=False)
         ids = None
         if segments is not None:
-            ids = jax.lax.dynamic_slice_in_dim(segments, at, 1, 1)
-        step_key = jax.random.fold_in(key, at + 1)
+            ids = jax.lax.dynamic_slice_in_dim(segments, index, 1, 1)
+        step_key = jax.random.fold_in(key, index + 1)
         new, cache = decode_step(model, token, cache, step_key, temperature, top_k, ids)
-        old = jax.lax.dynamic_index_in_dim(row, at + 1, 1, keepdims=False)
-        new = jnp.where(at + 1 < prompt, old, new.astype(old.dtype))
-        return at + 1, jax.lax.dynamic_update_index_in_dim(row, new, at + 1, 1), cache
+        old = jax.lax.dynamic_index_in_dim(row, index + 1, 1, keepdims=False)
+        new = jnp.where(index + 1 < prompt, old, new.astype(old.dtype))
+        return index + 1, jax.lax.dynamic_update_index_in_dim(row, new, index + 1, 1), cache
 
     first, cache = jax.lax.while_loop(more, read, (jnp.zeros((), jnp.int32), cache))
     return jax.lax.while_loop(lambda c: c[0] + 1 < total, step, (first, row, cache))[1]

@@ -18,7 +18,7 @@ from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.engines.tiled.sizes import alone, devices
 from pe_jax.models.config import DTYPES, ModelConfig
 
-# what the names in a config are
+# by their names in a config
 ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
 Window = tuple[int | None, int]  # of a layer: how many tokens back are visible, and the sinks
@@ -143,7 +143,7 @@ class Block(nnx.Module):
         self.dropout = config.dropout
 
     def __call__(self, x, shared, positions, segments, cache, key, layout=CONTIGUOUS):
-        """[B, T, D] → [B, T, D], and the extended cache; `key` of dropout, None disables it."""
+        """[B, T, D] → [B, T, D], and the extended cache; `key` is for dropout, None disables it."""
         x_norm = self.attention_norm(x)
         y, cache = self.attention(x_norm, shared, positions, segments, cache, layout)
         x = x + self._drop(y, key, 0)
@@ -152,6 +152,6 @@ class Block(nnx.Module):
     def _drop(self, x, key, which: int):
         if key is None or not self.dropout:
             return x
-        kept = jnp.float32(1 - self.dropout)  # a float64 would draw other numbers
-        keep = jax.random.bernoulli(jax.random.fold_in(key, which), kept, x.shape)
+        keep_rate = jnp.float32(1 - self.dropout)  # a float64 would draw other numbers
+        keep = jax.random.bernoulli(jax.random.fold_in(key, which), keep_rate, x.shape)
         return jnp.where(keep, x / (1 - self.dropout), 0).astype(x.dtype)

@@ -88,14 +88,14 @@ class Stack(nnx.Module):
     def _project(self, inputs: int, outputs: int, key: jax.Array) -> Linear:
         return linear(self.config, inputs, outputs, nnx.Rngs(key), inputs**-0.5)
 
-    def _place(self, x, positions):
+    def _add_positions(self, x, positions):
         """The input with the positions that the schemes add."""
         for index, shared in enumerate(self.shared):
             encoding = self.encodings[self.which.index(index)]
             x = encoding.embed(Params(nnx.as_pure(shared), {}), x, positions)
         return x
 
-    def _keep(self, x):
+    def _shard(self, x):
         return x if self.divided is None else jax.lax.with_sharding_constraint(x, self.divided)
 
     def _layers(self, x, shared, positions, segments, cache, key, layout=CONTIGUOUS):
@@ -115,9 +115,9 @@ class Stack(nnx.Module):
                 layer_key = None if keys is None else jax.random.fold_in(keys, slot)
                 block = nnx.merge(graph, state)
                 table = shared[self.which[slot]]
-                x, past = block(self._keep(x), table, positions, segments, past, layer_key, layout)
+                x, past = block(self._shard(x), table, positions, segments, past, layer_key, layout)
                 grown.append(past)
-            return self._keep(x), None if layer_caches is None else grown
+            return self._shard(x), None if layer_caches is None else grown
 
         period = len(self.blocks)
         repeats = self.config.layers // period
@@ -130,8 +130,8 @@ class Stack(nnx.Module):
             return jax.lax.scan(step, x, (states, None, keys), unroll=unroll)
         longer = []
         for i in range(repeats):
-            own, own_key = jax.tree.map(lambda a: a[i], (states, keys))  # noqa: B023
-            x, grown = repeat(x, (own, cache[i * period : (i + 1) * period], own_key))
+            layer_states, repeat_key = jax.tree.map(lambda a: a[i], (states, keys))  # noqa: B023
+            x, grown = repeat(x, (layer_states, cache[i * period : (i + 1) * period], repeat_key))
             longer.extend(grown or ())
         return x, longer
 
@@ -213,7 +213,7 @@ class Transformer(Stack):
         if positions is None:
             positions = layout.order(tokens.shape[1])[None]
             positions = positions if segments is None else layout.per_segment(segments)
-        return self._place(x, positions)
+        return self._add_positions(x, positions)
 
     def _look_up(self, tokens):
         if self.divided is None:
@@ -222,7 +222,7 @@ class Transformer(Stack):
         whole = NamedSharding(self.divided.mesh, PartitionSpec())
         table = self.embed.embedding[...].astype(self.embed.dtype)
         table = jax.lax.with_sharding_constraint(table, whole)
-        return self._keep(jnp.take(table, tokens, axis=0))
+        return self._shard(jnp.take(table, tokens, axis=0))
 
     def check_finite(self, tokens, *, positions=None, segments=None) -> None:
         """Raises FloatingPointError naming the first layer whose output is not finite (slow)."""
@@ -260,9 +260,9 @@ class Transformer(Stack):
 
         def layer_cache(layer: int):
             slot = layer % period
-            own = nnx.as_pure(self.blocks[slot].attention.params)
-            own = jax.tree.map(lambda a: a[layer // period], own)
-            params = Params(nnx.as_pure(self.shared[self.which[slot]]), own)
+            layer_params = nnx.as_pure(self.blocks[slot].attention.params)
+            layer_params = jax.tree.map(lambda a: a[layer // period], layer_params)
+            params = Params(nnx.as_pure(self.shared[self.which[slot]]), layer_params)
             encoding, dims = self.encodings[slot], self.config.dims
             window, sinks = self.config.windows[slot]
             options = {"window": window, "sinks": sinks}

@@ -64,6 +64,6 @@ class ViT(Stack):
           float32 [B, classes].
         """
         x = self.embed(patches(images, self.patch).astype(DTYPES[self.config.dtype]))
-        x = self._place(x, positions)
+        x = self._add_positions(x, positions)
         x, _ = self._layers(x, nnx.as_pure(self.shared), positions, None, None, key)
         return self.head(self.final_norm(x).mean(1)).astype(jnp.float32)

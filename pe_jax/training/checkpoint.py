@@ -71,8 +71,8 @@ class Checkpoints:
         """Saves and waits until it is on disk (an exit right after would lose it otherwise).
 
         Raises:
-          OSError: it cannot be written, with the bytes that it takes; earlier checkpoints stay,
-            this one is removed.
+          OSError: it cannot be written; the message gives its size. Earlier checkpoints stay, this
+            one is removed.
         """
         import grain
 
@@ -141,7 +141,8 @@ class Checkpoints:
     def check(self, step: int) -> None:
         """Raises ConfigError unless the files of a step are those that were saved.
 
-        It names the file and the last good step. Each process checks its part of the files, once.
+        The message names the file and the last good step. Each process checks its part of the
+        files, once.
         """
         if step in self.checked:
             return
@@ -198,23 +199,23 @@ def _bytes(state: Any) -> int:
 
 @contextlib.contextmanager
 def _silent_threads() -> Iterator[None]:
-    """Keeps orbax's threads from printing a traceback each: what failed is raised once."""
+    """Keeps orbax's threads from printing a traceback each: the error is raised once."""
 
     def is_not_of_orbax(record: std_logging.LogRecord) -> bool:
         return not (record.exc_info and "orbax" in Path(record.pathname).parts)
 
     def hook(unraisable: Any) -> None:
         if "Event loop is closed" not in str(unraisable.exc_value):  # a late write of tensorstore
-            before(unraisable)
+            previous_hook(unraisable)
 
-    before, sys.unraisablehook = sys.unraisablehook, hook
+    previous_hook, sys.unraisablehook = sys.unraisablehook, hook
     logger = logging.get_absl_logger()
     logger.addFilter(is_not_of_orbax)
     try:
         yield
     finally:
         logger.removeFilter(is_not_of_orbax)
-        sys.unraisablehook = before
+        sys.unraisablehook = previous_hook
 
 
 def check_same(saved: dict, now: dict, fields: tuple[str, ...] = BINDING) -> None:

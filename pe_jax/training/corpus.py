@@ -57,7 +57,7 @@ class Corpus:
       sizes: Split name to bytes of all its documents; approximate where records are not counted.
       passkeys: Whether training rows ask for passkeys.
       warning: What a reader of the results must know about the corpus; empty if nothing.
-      rule: How splits were cut that the data does not have; empty if none was cut by bytes.
+      rule: How missing splits were cut from train; empty if none was cut by bytes.
     """
 
     name: str
@@ -98,8 +98,8 @@ class File(NamedTuple):
       name: relative path; bytes that are not UTF-8 as `\xe9`.
       path: where it is.
       digest: SHA-256 of the content as stored.
-      start: first byte after cleaning.
-      end: the byte after the last.
+      start: first byte of the range, in the cleaned content.
+      end: the byte after its last one.
       text: SHA-256 of the whole content after cleaning.
     """
 
@@ -211,19 +211,19 @@ def text(pattern: str) -> Corpus:
     """One document per file of a folder or glob, or a single file.
 
     Splits are the folders named after one, such as DIR/train, DIR/val and DIR/test, if there are
-    any; what is beside them and says no other split is left out. Else each path says its split
-    (`splits.named_split`), and those that say none are train. Splits that are missing come out of
+    any; a file outside them is left out unless its name says another split. Else each path says its
+    split (`splits.named_split`), and those that say none are train. Missing splits are cut from
     train: by the hash of the relative path (90/5/5 %), or, where that leaves one of them empty, as
     the last 5 % of each file's bytes, as TFDS does with tiny_shakespeare. Empty files and paths
     with a hidden part are left out; `clean` is applied. `warning` names files with the same text.
 
     Raises:
       ConfigError: There is no file, no file with content, or no train split; a file is UTF-16,
-        compressed or binary; or a name beside one of a split looks held out but does not say as
-        which.
+        compressed or binary; or a name next to a split's looks held out but does not say which
+        split it is.
     """
     top = _top(pattern)
-    root, paths = _found(top)
+    root, paths = _list_files(top)
     if not paths:
         raise ConfigError(f"data='text:{pattern}': no file there; give a folder, a file or a glob")
     names = [_printable(path.relative_to(root)) for path in paths]
@@ -237,15 +237,15 @@ def text(pattern: str) -> Corpus:
     named = []
     for name, split, path in zip(names, splits, paths, strict=True):
         if split or not folders:
-            first, _, rest = name.partition("/")
-            hashed = rest if first in folders else name
+            folder, _, inner = name.partition("/")
+            hashed = inner if folder in folders else name
             named.append((split or "train", hashed, _file(name, path)))
-    own = {*folders.values(), *(split for split, _, _ in named)}
-    if "train" not in own:
+    present = {*folders.values(), *(split for split, _, _ in named)}
+    if "train" not in present:
         where = f"{min(folders)}/ but no train/" if folders else f"{names[0]} but no train file"
         fix = "add text to train on, or rename what is not held out"
         raise ConfigError(f"data='text:{pattern}': {_printable(root)} has {where}; {fix}")
-    corpus = _from_files(f"text:{_printable(Path(root.resolve().name))}", named, frozenset(own))
+    corpus = _from_files(f"text:{_printable(Path(root.resolve().name))}", named, frozenset(present))
     return dataclasses.replace(corpus, warning=_same_texts(corpus.splits))
 
 
@@ -263,7 +263,7 @@ def reads_below(pattern: str, folder: Path) -> bool:
     if top.is_dir():
         splits = _split_folders(top)
         return not splits or parts[0] in splits
-    return len(top.parts) > len(root.parts) + 1  # not files of `root` alone
+    return len(top.parts) > len(root.parts) + 1  # deeper than the files of `root`
 
 
 def _top(pattern: str) -> Path:
@@ -272,27 +272,27 @@ def _top(pattern: str) -> Path:
     return top.parent if top.name == "**" and top.parent.is_dir() else top
 
 
-def _found(top: Path) -> tuple[Path, list[Path]]:
+def _list_files(top: Path) -> tuple[Path, list[Path]]:
     """The folder that names are relative to, and the files of a folder or glob, sorted."""
     if top.is_dir():
-        return top, sorted(path for path in _below(top) if path.is_file())
+        return top, sorted(path for path in _walk(top) if path.is_file())
     paths = [path for path in map(Path, glob.glob(str(top), recursive=True)) if path.is_file()]
     root = Path(os.path.commonpath([path.parent for path in paths])) if paths else top
-    return root, sorted(path for path in paths if _is_shown(path, root))
+    return root, sorted(path for path in paths if _is_visible(path, root))
 
 
-def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
-    """What is in a folder and those in it, also through links, but hidden names and loops."""
+def _walk(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
+    """The files in a folder and its subfolders, also through links; no hidden names, no loops."""
     real = os.path.realpath(folder)
     try:
         paths = [] if real in above else [p for p in folder.iterdir() if p.name[0] != "."]
     except OSError as error:
         raise ConfigError(f"data: cannot read {folder} ({error.strerror}); restore it") from None
     for path in paths:
-        yield from _below(path, (*above, real)) if path.is_dir() else (path,)
+        yield from _walk(path, (*above, real)) if path.is_dir() else (path,)
 
 
-def _is_shown(path: Path, root: Path) -> bool:
+def _is_visible(path: Path, root: Path) -> bool:
     """Whether no part below the root is hidden, and no folder lies in itself through a link."""
     parents = [os.path.realpath(p) for p in path.parents if p.is_relative_to(root)]
     hidden = any(part[0] == "." for part in path.relative_to(root).parts)
@@ -312,43 +312,45 @@ def _split_folders(top: Path) -> dict[str, str]:
 
 def _same_texts(splits: Mapping[str, Documents]) -> str:
     """Which files have the same text, those of several splits first; "" if none have."""
-    places: dict[str, dict[str, str]] = {}
+    texts: dict[str, dict[str, str]] = {}
     for split, files in splits.items():
         for file in files.files if isinstance(files, Files) else ():
-            places.setdefault(file.text, {}).setdefault(file.name, split)
-    same = [files for files in places.values() if len(files) > 1]
+            texts.setdefault(file.text, {}).setdefault(file.name, split)
+    same = [files for files in texts.values() if len(files) > 1]
     same.sort(key=lambda files: len({*files.values()}) == 1)
-    shown = [" = ".join(f"{name} ({split})" for name, split in x.items()) for x in same[:3]]
+    groups = [" = ".join(f"{name} ({split})" for name, split in x.items()) for x in same[:3]]
     more = f", and {len(same) - 3} more" * (len(same) > 3)
-    return f"the same text is in several files: {', '.join(shown)}{more}" if same else ""
+    return f"the same text is in several files: {', '.join(groups)}{more}" if same else ""
 
 
-def _from_files(name: str, named: Iterable[tuple[str, str, File]], own: frozenset[str]) -> Corpus:
-    """A corpus of (split, path that is hashed, file); splits not in `own` come out of train."""
-    parts: dict[str, list[File]] = {split: [] for split in SPLITS}
+def _from_files(
+    name: str, named: Iterable[tuple[str, str, File]], present: frozenset[str]
+) -> Corpus:
+    """A corpus of (split, path that is hashed, file); those not `present` are cut from train."""
+    by_split: dict[str, list[File]] = {split: [] for split in SPLITS}
     train, rule = [], ""
-    missing = [split for split in SPLITS[1:] if split not in own]
+    missing = [split for split in SPLITS[1:] if split not in present]
     for split, path, file in sorted(named, key=lambda entry: entry[2]):
         if not file.size:
             continue
         bucket = int(hashlib.sha256(path.encode()).hexdigest(), 16) % 100
         moved = "train" if bucket < 90 else "validation" if bucket < 95 else "test"
         train += [file] * (split == "train")
-        parts[moved if split == "train" and moved in missing else split].append(file)
-    if train and not all(parts[split] for split in ("train", *missing)):
+        by_split[moved if split == "train" and moved in missing else split].append(file)
+    if train and not all(by_split[split] for split in ("train", *missing)):
         cut = [_cut(file, 1 + len(missing)) for file in train]
         for split, files in zip(("train", *missing), zip(*cut, strict=True), strict=True):
-            parts[split] = [file for file in files if file.size]
+            by_split[split] = [file for file in files if file.size]
         rule = f"{', '.join(missing)}: the last {5 * len(missing)} % of each file"
-    if not parts["train"]:
-        counts = ", ".join(f"{split} {len(parts[split])}" for split in SPLITS)
+    if not by_split["train"]:
+        counts = ", ".join(f"{split} {len(by_split[split])}" for split in SPLITS)
         raise ConfigError(f"data={name!r} is empty: no file with content ({counts}); add documents")
-    kept = {file.name: file.digest for part in parts.values() for file in part}
+    digests = {file.name: file.digest for part in by_split.values() for file in part}
     return Corpus(
         name,
-        digest(kept.items()),
-        {split: Files(tuple(part)) for split, part in parts.items()},
-        {split: sum(file.size for file in part) for split, part in parts.items()},
+        digest(digests.items()),
+        {split: Files(tuple(part)) for split, part in by_split.items()},
+        {split: sum(file.size for file in part) for split, part in by_split.items()},
         rule=rule,
     )
 
@@ -357,8 +359,8 @@ def _cut(file: File, count: int) -> list[File]:
     """A file in `count` ranges: all but the first have 5 % of its bytes."""
     content = Files((file,))[0]
     first = int(len(content) * (1 - 0.05 * (count - 1)))
-    rest = len(content) - first
-    ends = [first + rest * k // max(count - 1, 1) for k in range(count)]
+    held_out = len(content) - first
+    ends = [first + held_out * k // max(count - 1, 1) for k in range(count)]
     edges = [0, *(between_characters(content, end) for end in ends)]
     return [file._replace(start=a, end=b) for a, b in itertools.pairwise(edges)]
 
@@ -374,7 +376,7 @@ def _file(name: str, path: Path) -> File:
 
 
 def _not_text(raw: bytes) -> tuple[str, str]:
-    """What content is that is not text in units of a byte, and what to do; "" twice for text."""
+    """The kind of content that is not text in units of a byte, and the fix; "" twice for text."""
     for mark, name in COMPRESSED.items():
         if raw.startswith(mark):
             return name, "decompress it"

@@ -46,33 +46,33 @@ def load(spec: str) -> Corpus | tasks.Task:
     Raises:
       ConfigError: The source is unknown, missing, empty or corrupt (one line, with the fix).
     """
-    kind, _, rest = spec.partition(":")
-    if kind not in SOURCES or bool(rest) != (kind != "embedded"):
+    kind, _, argument = spec.partition(":")
+    if kind not in SOURCES or bool(argument) != (kind != "embedded"):
         near = SOURCES[nearest(kind, SOURCES)]
         raise ConfigError(f"data={spec!r} is unknown; did you mean {near!r}?")
     if kind == "embedded":
         return corpora.embedded()
     if kind == "text":
-        return corpora.text(rest)
+        return corpora.text(argument)
     if kind == "tfds":
-        return records.prepared(rest)
+        return records.prepared(argument)
     if kind == "passkeys":
-        return _with_passkeys(rest)
-    if rest not in tasks.TASKS:
-        near = nearest(rest, tasks.TASKS)
+        return _with_passkeys(argument)
+    if argument not in tasks.TASKS:
+        near = nearest(argument, tasks.TASKS)
         raise ConfigError(f"data={spec!r}: unknown task; did you mean 'synthetic:{near}'?")
-    return tasks.TASKS[rest]
+    return tasks.TASKS[argument]
 
 
 def check_apart(spec: str, workdir: str) -> None:
     """Raises ConfigError where a run's files would be read as text of its corpus."""
-    kind, _, rest = spec.partition(":")
+    kind, _, source = spec.partition(":")
     if kind == "passkeys":
-        check_apart(rest, workdir)
-    elif kind == "text" and corpora.reads_below(rest, Path(workdir)):
+        check_apart(source, workdir)
+    elif kind == "text" and corpora.reads_below(source, Path(workdir)):
         raise ConfigError(
-            f"workdir={workdir!r}: data='text:{rest}' would read the run's files as text; choose a"
-            " --config.workdir outside"
+            f"workdir={workdir!r}: data='text:{source}' would read the run's files as text; choose"
+            " a --config.workdir outside"
         )
 
 
@@ -80,7 +80,7 @@ def _with_passkeys(spec: str) -> Corpus:
     corpus = load(spec)
     if isinstance(corpus, tasks.Task):
         raise ConfigError(f"data='passkeys:{spec}': a task has no text; use passkeys:text:DIR")
-    digest = corpora.digest([("passkeys", corpus.digest)])  # its rows differ, so it is not the same
+    digest = corpora.digest([("passkeys", corpus.digest)])  # its rows differ, so must the digest
     name = f"{corpus.name} with passkeys"
     return dataclasses.replace(corpus, name=name, digest=digest, passkeys=True)
 
@@ -125,8 +125,8 @@ def train_iterator(
             raise ConfigError(f"length={length}: {corpus.name} needs at least {least}")
         rows = grain.MapDataset.range(2**62)[process_index::process_count]
         rows = rows.to_iter_dataset(IN_LINE).batch(batch // process_count)
-        found = iter(rows.map(lambda index: tasks.train_rows(corpus, seed, index, length + 1)))
-        return _after(found, skip * batch // process_count, 1, 1.0)
+        batches = iter(rows.map(lambda index: tasks.train_rows(corpus, seed, index, length + 1)))
+        return _after(batches, skip * batch // process_count, 1, 1.0)
     if tokenizer is None:
         raise ConfigError(f"tokenizer=None: {corpus.name} is text; use tokenizer=bytes")
     if corpus.passkeys:
@@ -151,24 +151,24 @@ def train_iterator(
     if corpus.passkeys:
         plant = functools.partial(passkeys.planted, tokens=tokenizer)
         dataset = dataset.random_map(plant, seed=seed + process_index)
-    found = iter(dataset.batch(batch // process_count).map(packing.targets))
+    batches = iter(dataset.batch(batch // process_count).map(packing.targets))
     documents_per_row = count * (length + 1) * size / (tokens * max(corpus.sizes["train"], 1))
-    return _after(found, skip * batch // process_count, window, documents_per_row)
+    return _after(batches, skip * batch // process_count, window, documents_per_row)
 
 
 def _after(
     batches: grain.DatasetIterator, rows: int, window: int, documents_per_row: float
 ) -> grain.DatasetIterator:
-    """A new iterator, set to where it is after `rows` rows of this process."""
+    """A new iterator, advanced by `rows` rows of this process."""
     if rows:
         batches.set_state(_skipped(batches.get_state(), rows, window, documents_per_row))
     return batches
 
 
 def _skipped(state: dict, rows: int, window: int, documents_per_row: float) -> dict:
-    """The state of a new iterator, as it is after `rows` rows of this process.
+    """The state of a new iterator after `rows` rows of this process.
 
-    A window of rows is read again, to be shuffled as it was; what was before it is not read.
+    The current window of rows is read again, to be shuffled as it was; earlier rows are not read.
     """
     if "parent" in state:  # random draws
         parent = _skipped(state["parent"], rows, window, documents_per_row)
@@ -191,7 +191,7 @@ def _for_processes(corpus: Corpus, count: int) -> Corpus:
     """The corpus, in pieces of train documents if there are fewer of these than processes.
 
     Raises:
-      ValueError: a document has too few characters for that.
+      ValueError: a document has too few characters to be cut into `count` pieces.
     """
     documents = corpus.documents("train")
     if len(documents) >= count:
@@ -226,7 +226,7 @@ def eval_windows(
       split: `validation`, `test` or `train`.
       count: Number of windows.
       length: Tokens in each.
-      seed: Chooses within the ranges.
+      seed: Chooses the window in each range.
       field: What errors call `count`: the config's field.
 
     Returns:

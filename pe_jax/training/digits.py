@@ -27,7 +27,7 @@ SPLITS = {"train": slice(1200), "validation": slice(1200, 1397), "test": slice(1
 
 @functools.cache
 def load() -> tuple[np.ndarray, np.ndarray]:
-    """All digits float32 [1797, 8, 8] in [0, 1], and which they are, int32 [1797]."""
+    """All digits, float32 [1797, 8, 8] in [0, 1], and their labels, int32 [1797]."""
     from sklearn.datasets import load_digits  # seconds to import
 
     pixels, labels = load_digits(return_X_y=True)

@@ -29,8 +29,8 @@ from pe_jax.training.step import Trainer, token_losses
 def windows(corpus: Any, tokenizer: Any, config: EvalConfig) -> np.ndarray:
     """Text to evaluate on: int32 [W, 2M + 1], each row from a single document."""
     size = 2 * config.lengths[-1] + 1
-    wanted = {"split": config.split, "count": config.windows, "field": "eval.windows"}
-    return data.eval_windows(corpus, tokenizer, length=size, **wanted)
+    options = {"split": config.split, "count": config.windows, "field": "eval.windows"}
+    return data.eval_windows(corpus, tokenizer, length=size, **options)
 
 
 def pieces(text: np.ndarray, length: int, protocol: str, stride: int) -> np.ndarray:
@@ -60,8 +60,8 @@ class Evaluator:
             with trainer.use_mesh():
                 logits: Any = model(layout.spread(read), positions=positions, layout=layout)
             targets = layout.spread(tokens[:, 1:])
-            right = logits.argmax(-1) == targets
-            return jax.tree.map(layout.restore, (token_losses(logits, targets), right))
+            correct = logits.argmax(-1) == targets
+            return jax.tree.map(layout.restore, (token_losses(logits, targets), correct))
 
         shardings = (trainer.shardings.params, trainer.batch_sharding, replicated)
         self.losses = jax.jit(losses, in_shardings=shardings, out_shardings=replicated)
@@ -73,11 +73,11 @@ class Evaluator:
         return other
 
     def block(self, rows: int, length: int) -> int:
-        """Rows per forward pass: as even as can be, at most `batch_tokens` tokens or one row."""
-        parts = self.trainer.mesh.shape["data"] * self.trainer.mesh.shape["fsdp"]
-        most = max(1, self.config.batch_tokens // length // parts)  # rows per part
-        passes = math.ceil(rows / (most * parts))
-        return parts * math.ceil(rows / (passes * parts))
+        """Rows per forward pass: as even as possible, at most `batch_tokens` tokens or one row."""
+        shards = self.trainer.mesh.shape["data"] * self.trainer.mesh.shape["fsdp"]
+        most = max(1, self.config.batch_tokens // length // shards)  # rows per shard
+        passes = math.ceil(rows / (most * shards))
+        return shards * math.ceil(rows / (passes * shards))
 
     def run(
         self, params: Any, rows: np.ndarray, size: int | None = None
@@ -94,10 +94,10 @@ class Evaluator:
         sharding = self.trainer.batch_sharding  # all processes have all rows
         blocks = [jax.make_array_from_process_local_data(sharding, b, b.shape) for b in blocks]
         outputs = [self.losses(params, block, np.int32(n)) for n, block in enumerate(blocks)]
-        losses, right = (
+        losses, correct = (
             np.concatenate([np.asarray(x) for x in arrays]) for arrays in zip(*outputs, strict=True)
         )
-        return losses[: len(rows)], right[: len(rows)]
+        return losses[: len(rows)], correct[: len(rows)]
 
     def defined(self, length: int) -> bool:
         """Whether `length` tokens have positions that all encodings define."""
@@ -121,7 +121,7 @@ class Evaluator:
                     losses[protocol][str(length)] = None
                 continue
             separate, sliding = (pieces(text, length, p, stride) for p in PROTOCOLS)
-            size = self.block(len(separate), length)  # of which sliding rows are a multiple
+            size = self.block(len(separate), length)  # the sliding rows are a multiple of these
             per_target, _ = self.run(params, separate, size)
             if length == longest:
                 by_position["loss"] = per_target.mean(0).tolist()
@@ -135,9 +135,9 @@ class Evaluator:
     def answers(self, params: Any, task: tasks.Task, length: int, seed: int = 0):
         """Mean loss of each answer and whether all its tokens are right, for rows of a length."""
         rows = tasks.examples(task, self.config.windows, task.fitting(length + 1), seed)
-        losses, right = self.run(params, rows["tokens"])
+        losses, correct = self.run(params, rows["tokens"])
         weights = rows["weights"][:, 1:]
-        return (losses * weights).sum(1) / weights.sum(1), (right | (weights == 0)).all(1)
+        return (losses * weights).sum(1) / weights.sum(1), (correct | (weights == 0)).all(1)
 
     def by_task_length(self, params: Any, task: tasks.Task, seed: int = 0) -> dict:
         """The same as `by_length` for the answers of a task whose rows fill each length.
@@ -152,8 +152,8 @@ class Evaluator:
             by_protocol["sliding"][key] = by_protocol["non-overlapping"][key] = exact[key] = None
             if not self.defined(length) or not task.fills(length + 1):
                 continue
-            losses, right = self.answers(params, task, length, seed)
+            losses, correct = self.answers(params, task, length, seed)
             by_protocol["non-overlapping"][key] = losses.tolist()
-            exact[key] = float(right.mean())
+            exact[key] = float(correct.mean())
         by_position = {"length": self.config.lengths[-1], "loss": None}
         return {"losses": by_protocol, "by_position": by_position, "exact": exact}

@@ -48,7 +48,7 @@ def draw(
       count: B.
       side: pixels.
       zoom: pixels per unit.
-      split: as of `pe_jax.training.digits`; here keys alone tell images apart.
+      split: accepted as by `pe_jax.training.digits` and unused: images depend on the key alone.
 
     Raises:
       ConfigError: a view too narrow for a far pair.
@@ -60,14 +60,14 @@ def draw(
     keys = jax.random.split(key, 7)
     label = jax.random.randint(keys[0], (count,), 0, CLASSES)
     direction, far = label % 4, label // 4
-    reach = jnp.where(
+    distance = jnp.where(
         far == 1,
         jax.random.uniform(keys[1], (count,), minval=FAR, maxval=MAX_SPREAD * view),
         jax.random.uniform(keys[2], (count,), minval=NEAR[0], maxval=NEAR[1]),
     )
     angle = jax.random.uniform(keys[3], (count,), minval=-MAX_ANGLE, maxval=MAX_ANGLE)
     angle += direction * (jnp.pi / 2)
-    offset = reach[:, None] * jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1)  # row, column
+    offset = distance[:, None] * jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1)  # row, column
     low = MARGIN + jnp.maximum(0, -offset)
     high = view - MARGIN - jnp.maximum(0, offset)
     red = low + (high - low) * jax.random.uniform(keys[4], (count, 2))

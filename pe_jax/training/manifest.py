@@ -1,4 +1,4 @@
-"""SHA-256 of every file of a folder, kept in the folder as `sha256sum -c SHA256SUMS` reads it.
+"""SHA-256 of every file of a folder, kept in the folder in the format of `sha256sum -c`.
 
 A file system, a copy or a disk may flip a bit silently, and readers may not notice. Files are
 hashed in parallel, each once.
@@ -22,7 +22,7 @@ def write(folder: Path) -> None:
     A folder that has its manifest is complete and flushed to the disk.
     """
     names = _names(folder)
-    if not is_bucket(folder):  # an object of a bucket is whole, or it is not there
+    if not is_bucket(folder):  # an object in a bucket is complete or absent
         for path in (*folder.rglob("*"), folder.parent):  # files, and the folders that name them
             _flush(path)
     lines = (

@@ -82,7 +82,7 @@ class Metrics:
     ):
         first = jax.process_index() == 0
         self.bucket = folder if is_bucket(folder) and first else None
-        if self.bucket is not None:  # where nothing can be appended to
+        if self.bucket is not None:  # whose objects cannot be appended to
             folder = Path(tempfile.mkdtemp(prefix="metrics"))
             if (before := self.bucket / "metrics.jsonl").exists():
                 (folder / before.name).write_bytes(before.read_bytes())
@@ -104,7 +104,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops the clock for what is not a step."""
+        """Stops the clock while no step runs."""
         begin = time.monotonic()
         yield
         if self.since is not None:
@@ -163,8 +163,7 @@ class Metrics:
 def _events(folder: Path, done: int) -> EventsWriter:
     """A new event file; TensorBoard hides rows of earlier files after the step `done`.
 
-    tensorboardX's SummaryWriter would write from a thread, which dies without a word to this one if
-    the disk is full.
+    tensorboardX's SummaryWriter would write from a thread, which dies silently if the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     events = EventsWriter(str(folder / "events"))
@@ -177,15 +176,15 @@ def _drop_after(done: int, path: Path) -> None:
     """Keeps the rows of steps up to `done`; drops later rows and incomplete lines."""
     text = path.read_text("utf-8", "replace") if path.exists() else ""
     lines = text.splitlines()
-    kept, torn = [], 0
+    rows, torn = [], 0
     for line in lines:
         try:
-            kept += [line] if json.loads(line)["step"] <= done else []
+            rows += [line] if json.loads(line)["step"] <= done else []
         except (ValueError, TypeError, KeyError):
             torn += 1
     if torn:
         logging.warning("%s: %d torn line(s) dropped", path, torn)
-    if len(kept) < len(lines) or (text and not text.endswith("\n")):  # the last newline is lost
+    if len(rows) < len(lines) or (text and not text.endswith("\n")):  # the last newline is lost
         part = path.with_suffix(".part")
-        part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        part.write_text("".join(f"{line}\n" for line in rows), encoding="utf-8")
         os.replace(part, path)

@@ -47,7 +47,7 @@ class Pack(grain.experimental.ConcatThenSplitIterDataset):
 
 
 def targets(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns a training batch from a batch of packed rows: which tokens are targets is in weights.
+    """Returns a training batch from a batch of packed rows; its weights mark the targets.
 
     Args:
       rows: A batch from `Pack`, each [B, width]; `weights`, if any, are those of the tokens.

@@ -17,7 +17,7 @@ from pe_jax.validation import ConfigError
 STATEMENT = (b"\nThe pass key is ", b". Remember it. ", b" is the pass key.\n")
 QUESTION = b"\nWhat is the pass key? The pass key is "
 DIGITS = 5
-WEIGHT = 30.0  # in training, of each token that repeats a key: few, but only they look back
+WEIGHT = 30.0  # in training, of tokens that repeat a key: they are few, but only they look back
 
 
 def draw_key(rng: np.random.Generator) -> bytes:
@@ -86,8 +86,8 @@ def planted(row: dict[str, np.ndarray], rng: np.random.Generator, tokens: Tokeni
     start = int(np.argmax(row["tokens_segment_ids"] == pieces[counts.argmax()]))
     end = start + need + round(share * (longest - need))
     changed = row["tokens"].copy()
-    _, *again = plant(changed[start:end], tokens, key, depth)
-    weights[start + np.concatenate(again)] = WEIGHT
+    _, *repeats = plant(changed[start:end], tokens, key, depth)
+    weights[start + np.concatenate(repeats)] = WEIGHT
     return {**row, "tokens": changed, "weights": weights}
 
 
@@ -109,7 +109,7 @@ def questions(
     rng = np.random.default_rng(seed)
     rows = np.tile(text, (depths, 1))
     in_answer = np.zeros(rows.shape, bool)
-    wanted = np.repeat(np.linspace(0, 1, depths), len(text))
-    for row, answer, depth in zip(rows, in_answer, wanted, strict=True):
+    row_depths = np.repeat(np.linspace(0, 1, depths), len(text))
+    for row, answer, depth in zip(rows, in_answer, row_depths, strict=True):
         answer[plant(row, tokens, draw_key(rng), depth)[-1]] = True
     return rows, in_answer[:, 1:]

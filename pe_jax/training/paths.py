@@ -41,7 +41,7 @@ def folder(text: str) -> Path:
     from etils import epath
     from fsspec.config import conf
 
-    # what tensorstore writes is in no listing that fsspec keeps
+    # cached listings of fsspec lack what tensorstore writes
     conf.setdefault("gcs", {})["use_listings_cache"] = False
     return epath.Path(text)  # pyright: ignore[reportReturnType]
 
@@ -56,9 +56,9 @@ def check_bucket(path: Path) -> None:
 
 @contextlib.contextmanager
 def bucket_errors(folder: Path, act: str) -> Iterator[None]:
-    """Raises OSError for what goes wrong with a bucket: libraries raise exceptions of many kinds.
+    """Raises OSError for any exception, naming the bucket.
 
-    They are those of gcsfs, of its HTTP client, and of Google's authentication.
+    gcsfs, its HTTP client and Google's authentication raise exceptions of many kinds.
     """
     try:
         yield
@@ -73,13 +73,13 @@ def files(folder: Path) -> list[Path]:
         return [path for path in folder.rglob("*") if path.is_file()]
     import fsspec
 
-    found, top = fsspec.url_to_fs(str(folder))
-    names = (name.removeprefix(f"{top}/") for name in found.find(top))
+    filesystem, top = fsspec.url_to_fs(str(folder))
+    names = (name.removeprefix(f"{top}/") for name in filesystem.find(top))
     return [folder / name for name in names if name and not name.endswith("/")]
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder and all that is in it, if it is there."""
+    """Removes a folder and its contents, if it exists."""
     if is_bucket(folder):
         folder.rmtree(missing_ok=True)  # pyright: ignore[reportAttributeAccessIssue]
     else:

@@ -82,7 +82,8 @@ def check_fits(
       model: whose heads and widths are sharded.
       batch: rows per step.
       mesh: the devices.
-      lengths: of rows whose tokens a ring shards, by the name of the field; None for none.
+      lengths: of rows whose tokens a ring shards, by the field's name; None if there are no such
+        rows.
       microbatches: parts of a batch, each of which is sharded as a batch is.
     """
     rows_of = "batch/microbatches" if microbatches > 1 else "batch"
@@ -109,9 +110,9 @@ def check_fits(
 def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) -> None:
     permuted: Any = layout(model, mesh)
     seq = f"mesh.seq={mesh.shape['seq']}"
-    rows = [e for e in model.pattern if sums_rows(abstract_terms(e, model.dims))]
-    if rows:
-        name = type(rows[0]).__name__
+    row_schemes = [e for e in model.pattern if sums_rows(abstract_terms(e, model.dims))]
+    if row_schemes:
+        name = type(row_schemes[0]).__name__
         raise ConfigError(f"{seq}: {name} needs whole rows of scores; use mesh.seq=1")
     if model.attention == "dense":
         raise ConfigError(f"model.attention='dense': {seq} is attention in tiles; use 'auto'")
@@ -129,7 +130,7 @@ def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) 
 
 
 def layout(model: ModelConfig, mesh: Mesh) -> Contiguous:
-    """How rows of tokens lie on the devices: in order, or sharded along the axis of tokens.
+    """How rows of tokens are laid out on the devices: in order, or sharded along the tokens.
 
     Unsharded rows can use a fused kernel. In sharded rows, tokens have equal work if windows limit
     what they see in all layers, and each device then holds neighbouring tokens; in a layer without
@@ -185,12 +186,12 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def activation_sharding(mesh: Mesh) -> NamedSharding:
-    """Of [B, T, D]: rows as in a batch, tokens over the axis of tokens."""
+    """The sharding of [B, T, D]: rows as in a batch, tokens over the axis of tokens."""
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"], MESH_AXES["tokens"]))
 
 
 def cache_shardings(cache: Any, mesh: Mesh) -> Any:
-    """Of a model's decoding caches: rows as in a batch, heads as in the parameters."""
+    """The shardings of decoding caches: rows as in a batch, heads as in the parameters."""
     rows = PartitionSpec(MESH_AXES["batch"])
     axes = {"positions": rows, "segments": rows}
     for name in ("k", "v", "k_raw", "far", "states"):

@@ -8,7 +8,7 @@ from pe_jax.validation import ConfigError
 SPLITS = ("train", "validation", "test")
 WORDS = {"train": "train", "training": "train", "test": "test"}
 WORDS |= dict.fromkeys(("val", "valid", "validation", "dev"), "validation")
-# Also held out, it seems, but of which split?
+# Looks held out, but as validation or test?
 UNCLEAR = re.compile(
     r"(?<![a-z])(val(id(ation)?)?|dev(el(opment)?)?|test(ing)?|eval(uation)?|h[eo]ld[^a-z]?out)"
     r"(?![a-z])"
@@ -16,10 +16,10 @@ UNCLEAR = re.compile(
 
 
 def named_split(name: str) -> str:
-    """The split that the name of a file or folder says, in any case; "" if it says none.
+    """The split that a file or folder is named after, in upper or lower case; "" if none.
 
     A word between dots, dashes and underscores says it, with or without a number: `Valid.txt`,
-    `c_test.jsonl`, `dev2`, `validation-00000-of-00002.txt`. Held out comes before train.
+    `c_test.jsonl`, `dev2`, `validation-00000-of-00002.txt`. A held-out split wins over train.
     """
     words = re.split(r"[._-]", name.lower())
     matches = [re.fullmatch(rf"({'|'.join(WORDS)})(set|data|test|dev)?\d*", word) for word in words]
@@ -28,7 +28,7 @@ def named_split(name: str) -> str:
 
 
 def named_folders(paths: Iterable[Sequence[str]]) -> dict[str, str]:
-    """The first parts of paths of several that are named after a split, as `Valid` or `test2`."""
+    """The top folders that are named after a split, as `Valid` or `test2`, and that split."""
     firsts = {first for first, *rest in paths if rest}
     words = {first: re.sub(r"(set|data)?[\W_\d]*$", "", first.lower()) for first in firsts}
     return {first: WORDS[word] for first, word in words.items() if word in WORDS}
@@ -39,24 +39,24 @@ def splits_of(names: Sequence[str], folders: Mapping[str, str]) -> list[str]:
 
     Args:
       names: the paths, with slashes.
-      folders: `named_folders`. If there are any, the first part of a path decides, and what is
-        beside them counts only for a split without a folder; else the first part that says one.
+      folders: `named_folders`. If there are any, the first part of a path decides, and a path
+        outside them counts only for a split without a folder; else the first part that says one.
 
     Raises:
-      ConfigError: a part that says no split looks held out, beside one that says a split.
+      ConfigError: a part that says no split looks held out, next to one that says a split.
     """
     splits: list[str] = []
     with_splits: set[tuple[str, ...]] = {()} if folders else set()
     for name in names:
         parts = name.split("/")
-        said = [named_split(part) for part in parts]
+        part_splits = [named_split(part) for part in parts]
         if folders:
-            other = said[0] if said[0] not in folders.values() else ""
-            splits.append(folders.get(parts[0], other))
+            outside = part_splits[0] if part_splits[0] not in folders.values() else ""
+            splits.append(folders.get(parts[0], outside))
             continue
-        splits.append(next(filter(None, said), ""))
+        splits.append(next(filter(None, part_splits), ""))
         if splits[-1]:
-            with_splits.add(tuple(parts[: said.index(splits[-1])]))
+            with_splits.add(tuple(parts[: part_splits.index(splits[-1])]))
     for name, split in zip(names, splits, strict=True):
         parts = name.split("/")
         for depth, part in enumerate(() if split or {*SPLITS} == {*folders.values()} else parts):

@@ -24,7 +24,7 @@ POSITION_FOLD = 2**31  # folded into a step's key for its positions; dropout spl
 
 
 class State(NamedTuple):
-    """All that training changes.
+    """The state of training: all that a step changes.
 
     Attributes:
       params: the parameters.
@@ -65,8 +65,8 @@ def mean_loss(
     """Weighted mean loss of a packed batch, as `data.train_iterator` gives it.
 
     Rows come in order and are permuted to `layout` here, once: the loss does not depend on the
-    order of the tokens. Without `positions` a scaling that depends on the length has that of each
-    document.
+    order of the tokens. Without `positions`, a scaling that depends on the length takes each
+    document's.
     """
     tokens, segments = (layout.spread(batch[name][:, :-1]) for name in ("tokens", "segments"))
     positions = None if positions is None else layout.spread(positions)
@@ -89,12 +89,12 @@ def split(batch: dict, parts: int, sharding: NamedSharding) -> dict:
     Every `parts`-th row, since consecutive ones would lie on one device.
     """
 
-    def place(x):
+    def constrain(x):
         x = jnp.swapaxes(x.reshape(-1, parts, *x.shape[1:]), 0, 1)
         rows = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
         return jax.lax.with_sharding_constraint(x, rows)
 
-    return jax.tree.map(place, batch)
+    return jax.tree.map(constrain, batch)
 
 
 class Trainer:
@@ -182,9 +182,9 @@ class Trainer:
         return Transformer(self.config, rngs=rngs)
 
     def at_positions(self, model: Any, positions: Any, length: int, testing: bool = False) -> Any:
-        """`model`, set for the positions that `length` tokens may have in a scaling by length.
+        """`model`, with scalings by length set for the positions that `length` tokens may have.
 
-        None are contiguous: it then has the length of each document.
+        Positions None are contiguous: such scalings then take each document's length.
         """
         if positions is None:
             return model
@@ -239,8 +239,8 @@ class Trainer:
             return jax.value_and_grad(
                 lambda params: self.loss(nnx.merge(self.graph, params), batch, key)
             )(params)
-        parts = split(batch, self.microbatches, self.batch_sharding)
-        targets = parts["weights"][..., 1:].sum((1, 2))
+        microbatches = split(batch, self.microbatches, self.batch_sharding)
+        targets = microbatches["weights"][..., 1:].sum((1, 2))
         shares = targets / jnp.maximum(targets.sum(), 1)
 
         def add(total, part):
@@ -253,7 +253,7 @@ class Trainer:
             return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params)), None
 
         zeros = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params)
-        return jax.lax.scan(add, zeros, (parts, shares, jnp.arange(self.microbatches)))[0]
+        return jax.lax.scan(add, zeros, (microbatches, shares, jnp.arange(self.microbatches)))[0]
 
     def _step(self, state: State, batch: dict, seed: jax.Array):
         key = jax.random.fold_in(jax.random.key(seed), state.step)

@@ -187,7 +187,7 @@ def _load_bpe(path: str) -> BPE:
     model.no_padding()
     model.encode_special_tokens = True  # a document cannot forge an end of document
     last = max(model.get_vocab().values(), default=-1)
-    known = [model.token_to_id(token) for token in _END]
-    eos = next((token for token in known if token is not None), last + 1)
+    end_ids = [model.token_to_id(token) for token in _END]
+    eos = next((token for token in end_ids if token is not None), last + 1)
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return BPE(f"bpe:{Path(path).name}", model, max(last, eos) + 1, eos, digest)

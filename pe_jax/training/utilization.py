@@ -2,7 +2,7 @@
 
 PaLM (arXiv 2204.02311, appendix B): a token takes 6 operations per weight of a matrix product and
 12·N·H·E·T for attention, forward and backward, with N layers of H heads of width E over T tokens.
-What is computed twice (remat, scores in tiles) and what an encoding adds count as nothing.
+Recomputation (remat, scores in tiles) and the work that an encoding adds are not counted.
 """
 
 from typing import Any

@@ -48,8 +48,8 @@ class Row:
       model_type: of its config; "" where `pe_jax.hf` reads none.
       trap: what costs hours.
       check: which of `CHECKS` compares with the model's own code.
-      config: keys of its released config that speak of positions.
-      layers: how many; of the other sizes the released ones do not matter.
+      config: keys of its released config that concern positions.
+      layers: number of layers; the other sizes of the released model do not matter.
       head_dim: E.
     """
 
@@ -64,15 +64,15 @@ class Row:
     @property
     def settings(self) -> dict[str, Any]:
         """A config that `pe_jax.hf.encodings` reads."""
-        found = {"model_type": self.model_type}
+        config = {"model_type": self.model_type}
         if not self.model_type.startswith("swin"):  # which has them per stage
-            found |= dict.fromkeys(WIDTHS, 2 * self.head_dim) | dict.fromkeys(HEADS, 2)
-            found |= dict.fromkeys(LAYERS, self.layers)
-            found |= {f"{stack}_attention_heads": 2 for stack in STACKS}
-            found |= {f"{stack}_layers": self.layers for stack in STACKS}
-        return found | self.config
+            config |= dict.fromkeys(WIDTHS, 2 * self.head_dim) | dict.fromkeys(HEADS, 2)
+            config |= dict.fromkeys(LAYERS, self.layers)
+            config |= {f"{stack}_attention_heads": 2 for stack in STACKS}
+            config |= {f"{stack}_layers": self.layers for stack in STACKS}
+        return config | self.config
 
 
 def rope(**settings: Any) -> dict[str, Any]:
-    """The rotation in a config: of type `default`, unless the settings say another."""
+    """The rotation in a config: of type `default`, unless the settings name another."""
     return {"rope_parameters": {"rope_type": "default", **settings}}

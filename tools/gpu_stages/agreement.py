@@ -31,14 +31,14 @@ FIRST = (  # one or two for each strategy of the kernels
     *("nope", "rope", "alibi", "t5", "shaw", "fox", "deberta", "kerple", "sandwich", "wavlm"),
     *("inkling", "tupe", "cable", "sink"),
 )
-ONLY_TIMED = ("shaw_keys", "alibi_plain")  # what the benchmark calls variants of two schemes
+ONLY_TIMED = ("shaw_keys", "alibi_plain")  # the benchmark's names for variants of two schemes
 SUMS = ("alibi+rope", "t5+rope", "shaw+t5", "kerple(kind='power')", "fox+alibi", "deberta+rope")
 
 
 class Shape(NamedTuple):
     """Sizes of a call: tokens, query heads, key heads, width of a head, rows."""
 
-    length: int = 397  # several blocks and a part of one; past the horizons of most tables
+    length: int = 397  # several blocks and a partial one; past the horizons of most tables
     heads: int = 4
     kv_heads: int = 2
     width: int = 64
@@ -54,7 +54,7 @@ SMALL = Shape(37, width=16)  # of a rehearsal
 
 
 def cases(shape: Shape) -> dict[str, tuple[Shape, dict[str, Any]]]:
-    """Name → sizes, and options of `attention`; by what should be known first."""
+    """Name → sizes, and options of `attention`; the most important first."""
     length, rows = shape.length, shape.rows
     ids = np.where(np.arange(length) < 0.4 * length, 0, 1)
     ids = np.where(np.arange(length) < 0.95 * length, ids, -1)[None].repeat(rows, 0)
@@ -67,7 +67,7 @@ def cases(shape: Shape) -> dict[str, tuple[Shape, dict[str, Any]]]:
         "a window with sinks": (shape, {"sinks": 3, **few}),
         "positions of its own": (shape, {"q_positions": 3 * np.arange(length) + 7}),
         "capped": (shape, {"logit_cap": 2.0}),
-        # What cuDNN runs, with ALiBi in the channels that are left of 64.
+        # What cuDNN runs, with ALiBi in the channels left over from 64.
         "no row sums": (
             shape._replace(width=3 * shape.width // 4, length=shape.length + 1),
             {"return_lse": False},
@@ -77,15 +77,15 @@ def cases(shape: Shape) -> dict[str, tuple[Shape, dict[str, Any]]]:
 
 def names() -> list[str]:
     """All schemes of one axis, and sums."""
-    known = [n for n, kind in ENCODINGS.items() if kind().claims.axes == 1]
-    return list(dict.fromkeys((*FIRST, *SUMS, *known)))
+    of_one_axis = [n for n, kind in ENCODINGS.items() if kind().claims.axes == 1]
+    return list(dict.fromkeys((*FIRST, *SUMS, *of_one_axis)))
 
 
 def compare(spec: str, shape: Shape, options: dict, dtype: str, attend: Callable) -> Row:
-    """How far the kernels are from the dense engine: the worst array, and what may be rounding.
+    """How far the kernels are from the dense engine: the worst array, and whether it is rounding.
 
     Raises:
-      Refused: no kernel runs the call, or the scheme does not know it.
+      Refused: no kernel runs the call, or the scheme does not support it.
     """
     (encoding,) = parse(SPECS.get(spec, spec))
     q, k, v = (
@@ -95,7 +95,7 @@ def compare(spec: str, shape: Shape, options: dict, dtype: str, attend: Callable
     x = jnp.asarray(_normal(shape.rows, shape.length, shape.dims.width, seed=4), dtype)
     shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), shape.dims))
     params = jax.tree.map(lambda x: jnp.asarray(0.4 * _normal(*x.shape, seed=5)), shapes)
-    given = params, q, k, v, x
+    operands = params, q, k, v, x
 
     def dense(*call):
         if why := engine.refusal(*call):
@@ -106,21 +106,21 @@ def compare(spec: str, shape: Shape, options: dict, dtype: str, attend: Callable
         return _outcome(encoding, shape, options, attend)
 
     try:
-        jax.eval_shape(outcome(dense), *given)
+        jax.eval_shape(outcome(dense), *operands)
     except ValueError as error:
         raise Refused(str(error)) from error
 
     def errors(attend) -> dict[str, float]:
-        pairs = zip(leaves(outcome(attend)(*given)), leaves(want), strict=True)
+        pairs = zip(leaves(outcome(attend)(*operands)), leaves(want), strict=True)
         name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
         return {name(path): self_check.relative_error(a, b) for (path, a), (_, b) in pairs}
 
     leaves = jax.tree_util.tree_leaves_with_path
     with jax.default_matmul_precision("highest"):
-        want = outcome(dense)(*given)
-        found = errors(attend)
-        wrong = self_check.beyond_rounding(found, dtype, lambda: errors(tiled.attend))
-    name, worst = self_check.worst(wrong or found)
+        want = outcome(dense)(*operands)
+        measured = errors(attend)
+        wrong = self_check.beyond_rounding(measured, dtype, lambda: errors(tiled.attend))
+    name, worst = self_check.worst(wrong or measured)
     return {"agrees": not wrong, "error": worst, "of": name}
 
 
@@ -133,8 +133,8 @@ def _outcome(encoding: Encoding, shape: Shape, options: dict, attend: Callable) 
     """(params, q, k, v, x) → output and row sums, with the gradients of all."""
 
     def forward(params, q, k, v, x):
-        given = {"return_lse": True, "causal": True, **options}
-        found = attention(
+        settings = {"return_lse": True, "causal": True, **options}
+        result = attention(
             q,
             k,
             v,
@@ -144,16 +144,16 @@ def _outcome(encoding: Encoding, shape: Shape, options: dict, attend: Callable) 
             dims=shape.dims,
             embedded=adds_to_input(encoding, shape.dims),
             implementation=attend,
-            **given,
+            **settings,
         )
-        if not given["return_lse"]:
-            return {"out": found}
-        out, lse = found
+        if not settings["return_lse"]:
+            return {"out": result}
+        out, lse = result
         return {"out": out, "lse": jnp.where(lse > reference.LOWEST / 2, lse, 0)}
 
     @jax.jit
-    def run(*given):
-        results, pull = jax.vjp(forward, *given)
+    def run(*operands):
+        results, pull = jax.vjp(forward, *operands)
         gradients = pull(jax.tree.map(self_check.cotangent, results))
         return results | {"d": dict(zip(("params", *"qkvx"), gradients, strict=True))}
 
@@ -193,16 +193,16 @@ def kernels(rehearse: bool) -> Callable:
 def work(
     schemes: list[str], dtypes: list[str], rehearse: bool, done: set, _: int, shared: Shared
 ) -> None:
-    """What one of the processes compares."""
-    for row, given in shared.taken(jobs(done, schemes, dtypes, rehearse)):
-        spec, shape, options, dtype = given
+    """Compares in one of the processes."""
+    for row, arguments in shared.taken(jobs(done, schemes, dtypes, rehearse)):
+        spec, shape, options, dtype = arguments
         try:
-            found = compare(spec, shape, options, dtype, kernels(rehearse))
+            result = compare(spec, shape, options, dtype, kernels(rehearse))
         except Refused as refused:
-            found = {"note": reason(refused)}
-        except Exception as error:  # what a compiler or the device says of one is a result
-            found = {"agrees": False, "note": reason(error)}
-        shared.found.put(row | found)
+            result = {"note": reason(refused)}
+        except Exception as error:  # an error of a compiler or of the device is a result
+            result = {"agrees": False, "note": reason(error)}
+        shared.found.put(row | result)
 
 
 def run(

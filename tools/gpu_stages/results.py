@@ -1,4 +1,4 @@
-"""Results that are on disk as soon as they are there, and the time that is left for more."""
+"""Results, written to the disk as they come, and the time that is left."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-KEY = ("stage", "scheme", "dtype", "case", "length", "mode", "engine")  # what tells rows apart
+KEY = ("stage", "scheme", "dtype", "case", "length", "mode", "engine")  # what identifies a row
 Row = dict[str, Any]
 
 
@@ -37,7 +37,7 @@ class Results:
         self.keys = {key(row) for row in self.rows}
 
     def has(self, row: Row) -> bool:
-        """Whether there is a result of what this row is about."""
+        """Whether there is a result with this row's key."""
         return key(row) in self.keys
 
     def add(self, row: Row) -> None:
@@ -49,8 +49,8 @@ class Results:
             file.flush()
             os.fsync(file.fileno())
         about = " ".join(str(row[name]) for name in KEY if row.get(name) is not None)
-        said = "  ".join(f"{name}={_short(x)}" for name, x in row.items() if name not in KEY)
-        print(f"{about}: {said}", flush=True)
+        values = "  ".join(f"{name}={_short(x)}" for name, x in row.items() if name not in KEY)
+        print(f"{about}: {values}", flush=True)
 
     def of(self, stage: str) -> list[Row]:
         """The rows of a stage."""
@@ -66,7 +66,7 @@ def _row(line: str) -> Row | None:
 
 
 def key(row: Row) -> tuple:
-    """What tells a result from others."""
+    """What identifies a result."""
     return tuple(row.get(name) for name in KEY)
 
 
@@ -113,12 +113,12 @@ class Shared(NamedTuple):
 
     @classmethod
     def of(cls, count: int) -> "Shared":
-        """For so many processes that import everything anew: JAX does not survive a fork."""
+        """Shared by `count` processes that import everything anew: JAX does not survive a fork."""
         context = multiprocessing.get_context("spawn")
         return cls(context.Queue(), context.Value("i", 0), context.Barrier(count), context.Lock())
 
     def taken(self, jobs: Iterable[Any]) -> Iterator[Any]:
-        """Those of a list, the same in all processes, that this one is the first to ask for."""
+        """The jobs of a list, the same in all processes, that this process is the first to take."""
         for number, job in enumerate(jobs):
             with self.next.get_lock():
                 mine = self.next.value == number
@@ -127,16 +127,16 @@ class Shared(NamedTuple):
                 yield job
 
     def wait(self, clock: Clock) -> None:
-        """Until all processes are here, one has died, or time is up."""
+        """Waits until all processes are here, one has died, or time is up."""
         with contextlib.suppress(threading.BrokenBarrierError):
             self.barrier.wait(clock.left)
 
 
 def in_processes(work: Callable[[int, Shared], None], count: int, clock: Clock) -> Iterator[Row]:
-    """What `work(number, shared)` puts among the results in each of `count` processes, as it comes.
+    """The results of `work(number, shared)` in each of `count` processes, as they come.
 
-    Compilers that share one Python wait for each other. A process that dies takes what it works on
-    with it, no more; one that has not ended when time is up is ended.
+    Compilers in one Python process wait for each other. A process that dies loses only its current
+    job; one that still runs when time is up is killed.
     """
     shared = Shared.of(count)
     context = multiprocessing.get_context("spawn")
@@ -165,8 +165,8 @@ def in_processes(work: Callable[[int, Shared], None], count: int, clock: Clock) 
 
 
 def _work(work: Callable[[int, Shared], None], number: int, shared: Shared) -> None:
-    """All that one of the processes does."""
+    """The body of one process."""
     work(number, shared)
     shared.found.close()
     shared.found.join_thread()
-    os._exit(0)  # without a word to threads that still compile
+    os._exit(0)  # does not wait for threads that still compile

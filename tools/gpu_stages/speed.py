@@ -1,4 +1,4 @@
-"""How fast attention and training steps are, with every scheme; beside cuDNN, jax.nn and Flex."""
+"""How fast attention and training steps are, with every scheme; next to cuDNN, jax.nn, Flex."""
 
 import dataclasses
 import functools
@@ -49,7 +49,7 @@ CUDNN_LIMIT = 4096  # tokens, up to which a materialised bias in cuDNN is the ri
 NAIVE_LIMIT = 4096  # tokens: a bias of 32 heads takes 1 GiB in bfloat16, and XLA's scores more
 STEPS_AT_ONCE = 6  # models that share the device's memory
 SAMPLES, LEAST = 5, 0.02  # of each program; seconds of a sample
-PEAKS = {  # TFLOP/s of bfloat16 products, dense, by data sheets; the first name that is part
+PEAKS = {  # TFLOP/s of bfloat16 products, dense, by data sheets; the first name in the device's
     **{"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200": 989, "GH200": 989},
     **{"B200": 2250, "A100": 312, "L40S": 362, "L4": 121},
 }
@@ -63,8 +63,8 @@ class Scale:
       sizes: of attention.
       lengths: tokens.
       rows: tokens of all rows together, for lengths up to it.
-      schemes: names of `workloads.SCHEMES`, by what should be known first.
-      others: engines beside ours, where they have a form for a scheme.
+      schemes: names of `workloads.SCHEMES`, the most important first.
+      others: engines other than ours, where they support a scheme.
       model: of the training step.
       tokens: per training step.
       step_lengths: tokens per row of it.
@@ -108,7 +108,7 @@ def peak(kind: str) -> float | None:
 
 
 def operations(sizes: Sizes, length: int, backward: bool) -> float:
-    """Of the products of attention; without those that a causal mask hides."""
+    """Operations of the products of attention, without those that a causal mask hides."""
     forward = 4.0 * sizes.batch * sizes.heads * length**2 * sizes.head_dim
     return forward * (3.5 if backward else 1.0) * (0.5 if sizes.causal else 1.0)
 
@@ -171,12 +171,12 @@ def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
         *((biased, NAIVE_CUDNN, short), (first, NAIVE, lengths), (flex, FLEX, some)),
         *((more, OURS, lengths), (flex, FLEX, lengths), (more, NAIVE, lengths)),
     )
-    for schemes, engine, asked in turns:
+    for schemes, engine, turn_lengths in turns:
         if engine not in (OURS, *scale.others):
             continue
-        for length, mode in itertools.product(asked, modes):
-            given = _rows(scale, length), length, mode, schemes, (engine,), limits
-            planned = workloads.plan(*given) if schemes else ()  # which makes the operands
+        for length, mode in itertools.product(turn_lengths, modes):
+            arguments = _rows(scale, length), length, mode, schemes, (engine,), limits
+            planned = workloads.plan(*arguments) if schemes else ()  # `plan` makes the operands
             yield length, mode, [x for x in planned if x.scheme != "matmuls"]
 
 
@@ -190,10 +190,10 @@ def benchmark(results: Results, clock: Clock, processes: int, scale: Scale) -> N
 def _benchmark(
     scale: Scale, processes: int, clock: Clock, done: set, number: int, shared: Shared
 ) -> None:
-    """What one of the processes times: some of the schemes, each by all engines."""
+    """Times some of the schemes in one of the processes, each by all engines."""
     best = peak(jax.devices()[0].device_kind)
-    own = [name for n, name in enumerate(scale.schemes) if n % processes == number]
-    for length, mode, planned in plan(dataclasses.replace(scale, schemes=tuple(own))):
+    schemes = [name for n, name in enumerate(scale.schemes) if n % processes == number]
+    for length, mode, planned in plan(dataclasses.replace(scale, schemes=tuple(schemes))):
         sizes, jobs = _rows(scale, length), []
         backward = mode not in workloads.MODES["forward"]
         for item in planned:
@@ -204,23 +204,23 @@ def _benchmark(
 
         def figures(row, taken, sizes=sizes, length=length, backward=backward) -> Row:
             tflops = operations(sizes, length, backward) / taken / 1e12
-            found = {"tflops": tflops, "of_peak": tflops / best if best else None}
+            result = {"tflops": tflops, "of_peak": tflops / best if best else None}
             if row["engine"] == OURS:
-                found["runs"] = runs(row["scheme"], sizes, length)
-            return found
+                result["runs"] = runs(row["scheme"], sizes, length)
+            return result
 
         _time(shared, jobs, clock, figures)
 
 
 def _rows(scale: Scale, length: int) -> Sizes:
-    """The sizes, with as many rows as make the tokens."""
+    """The sizes, with the number of rows that makes up the tokens."""
     return dataclasses.replace(scale.sizes, batch=max(1, scale.rows // length))
 
 
 def _time(shared: Shared, jobs: list, clock: Clock, figures: Callable) -> None:
     """Compiles a group's programs, waits for all processes, and times them one after the other.
 
-    `figures(row, seconds)` are more to note. Why something did not run is a result.
+    `figures(row, seconds)` gives further fields. The reason why something did not run is a result.
     """
     built: list[tuple[Row, Program]] = []
     for row, build in jobs if clock.left else ():
@@ -234,11 +234,11 @@ def _time(shared: Shared, jobs: list, clock: Clock, figures: Callable) -> None:
             with shared.lock:
                 taken = seconds(program.run, clock)
             temp = program.temp_bytes and program.temp_bytes / 2**20
-            found: Row = {"ms": 1e3 * taken, "compile_s": program.compile_seconds, "temp_mib": temp}
-            found |= figures(row, taken) | ({"note": program.note} if program.note else {})
-        except Exception as error:  # no memory for it beside the others, say
-            found = {"note": reason(error)}
-        shared.found.put(row | found)
+            entry: Row = {"ms": 1e3 * taken, "compile_s": program.compile_seconds, "temp_mib": temp}
+            entry |= figures(row, taken) | ({"note": program.note} if program.note else {})
+        except Exception as error:  # no memory left for it, say
+            entry = {"note": reason(error)}
+        shared.found.put(row | entry)
     built.clear()
     shared.wait(clock)
 
@@ -277,7 +277,7 @@ def steps(results: Results, clock: Clock, processes: int, scale: Scale) -> None:
 def _steps(
     scale: Scale, processes: int, clock: Clock, done: set, number: int, shared: Shared
 ) -> None:
-    """What one of the processes times."""
+    """Times training steps in one of the processes."""
     jobs = []
     for part in (FIRST, tuple(name for name in scale.schemes if name not in FIRST)):
         wanted = [name for name in part if name in scale.schemes and name != PLAIN]

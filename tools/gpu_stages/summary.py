@@ -21,8 +21,8 @@ def text(results: Results) -> str:
         return f"{row['ms']:.4g}{ratio}"
 
     parts.append(_table("Training step: ms (÷ NoPE's)", steps, step))
-    left = [row for row in results.rows if "note" in row and "ms" not in row]
-    lines = [f"- {_name(row)}: {row['note']}" for row in left]
+    not_run = [row for row in results.rows if "note" in row and "ms" not in row]
+    lines = [f"- {_name(row)}: {row['note']}" for row in not_run]
     parts.append("\n".join(["## Not run", "", *dict.fromkeys(lines)]) if lines else "")
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -93,6 +93,6 @@ class ImagesConfig(TrialsConfig):
         """(encoding, convention of its positions), with the training size filled in."""
         side = str(self.sides[0] // self.patch)
         filled = (entry.replace("{side}", side) for entry in self.encodings)
-        # the last word, where it is no setting of a layer, as `@window=49`
+        # a suffix without `=`: `@window=49` is the setting of a layer
         split = [re.fullmatch(r"(.*?)(?:@(\w+))?", entry, re.DOTALL) for entry in filled]
         return [(match[1], match[2] or "index") for match in split if match]

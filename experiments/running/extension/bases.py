@@ -1,4 +1,4 @@
-"""The trained runs that are extended: plain RoPE on text, alike but for their seed."""
+"""The trained runs that are extended: plain RoPE on text, different only in their seed."""
 
 import hashlib
 from pathlib import Path

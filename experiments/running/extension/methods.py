@@ -1,4 +1,4 @@
-"""What replaces the RoPE of a trained run, layer by layer, from a spec with names in braces."""
+"""Encodings instead of the RoPE of a trained run, by layer, from a spec with names in braces."""
 
 import dataclasses
 import math
@@ -61,15 +61,15 @@ class Placeholders(NamedTuple):
 
 
 def replacement(spec: str, rope: RoPE, placeholders: Placeholders, dims: Dims) -> Encoding:
-    """What replaces `rope`: fields that the spec leaves at their defaults are copied from it.
+    """The encoding instead of `rope`: fields that the spec leaves at their defaults are its.
 
     Raises:
-      ConfigError: the spec cannot be read, or adds something else than rotations.
+      ConfigError: the spec cannot be read, or adds anything but rotations.
     """
     spec = placeholders.fill(spec)
-    encoding, *others = parse(spec)
+    encoding, *more = parse(spec)
     rotates = all(isinstance(term, Rotation) for term in abstract_terms(encoding, dims))
-    if others or not rotates or adds_to_input(encoding, dims):
+    if more or not rotates or adds_to_input(encoding, dims):
         fix = "pass nope or what rotates, as rope(…), dual_chunk(…) or rope+temperature"
         raise ConfigError(f"encodings: {spec!r} is not for a trained RoPE; {fix}")
     keeps = any(isinstance(part, LeRoPE) for part in parts_of(encoding))
@@ -91,14 +91,14 @@ def _with_fields_of(rope: RoPE, part: RoPE) -> RoPE:
 
 
 def parts_of(encoding: Encoding) -> tuple[Encoding, ...]:
-    """Those of a sum, or the encoding alone."""
+    """The parts of a sum, or the encoding alone."""
     return encoding.parts if isinstance(encoding, Sum) else (encoding,)
 
 
 def drops_rope(pattern: str) -> bool:
     """Whether no layer has RoPE any more: DroPE (Gelberg et al., arXiv 2512.12167)."""
-    every = [part for encoding in parse(pattern) for part in parts_of(encoding)]
-    return not any(isinstance(part, RoPE) for part in every)
+    parts = [part for encoding in parse(pattern) for part in parts_of(encoding)]
+    return not any(isinstance(part, RoPE) for part in parts)
 
 
 def extended(

@@ -7,7 +7,7 @@ from pe_jax.training.evaluate import Evaluator
 
 
 def questions(config: ExtendConfig, source: Source) -> dict[int, tuple | None]:
-    """By length, questions for passkeys; None where a length is too short for one."""
+    """Length → questions for passkeys; None where a length is too short for one."""
     by_length: dict[int, tuple | None] = {}
     for length in config.eval.lengths:
         by_length[length] = None
@@ -25,7 +25,7 @@ def questions(config: ExtendConfig, source: Source) -> dict[int, tuple | None]:
 
 
 def answers(config: ExtendConfig, evaluator: Evaluator, params, questions: dict) -> dict:
-    """By length and depth, the fraction of passkeys and of their tokens that are right.
+    """The fraction of passkeys and of their tokens that are right, by length and depth.
 
     Each token is the likeliest after the question and the true answer so far, so that an answer is
     right if greedy decoding gives it.
@@ -35,8 +35,8 @@ def answers(config: ExtendConfig, evaluator: Evaluator, params, questions: dict)
         by_length[str(length)] = None
         if rows_and_targets is not None:
             rows, target = rows_and_targets
-            _, right = evaluator.run(params, rows)
-            exact = (right | ~target).all(1).reshape(config.depths, -1).mean(1)
-            tokens = ((right & target).sum(1) / target.sum(1)).reshape(config.depths, -1).mean(1)
+            _, correct = evaluator.run(params, rows)
+            exact = (correct | ~target).all(1).reshape(config.depths, -1).mean(1)
+            tokens = ((correct & target).sum(1) / target.sum(1)).reshape(config.depths, -1).mean(1)
             by_length[str(length)] = {"exact": exact.tolist(), "tokens": tokens.tolist()}
     return by_length

@@ -1,4 +1,4 @@
-"""Every method on every run: factors that are searched, the fine-tune, results on either side."""
+"""Every method on every run: LongRoPE's search, the fine-tune, results before and after it."""
 
 import dataclasses
 import functools
@@ -160,8 +160,8 @@ class Methods:
             result: dict = {"encoding": run.model.encoding, "status": "ok", "reason": ""}
             try:
                 if part == "tuned":
-                    given = self.source, evaluator, label, job.stop, state.params
-                    state = train(run, *given, report=job.table.report)
+                    arguments = self.source, evaluator, label, job.stop, state.params
+                    state = train(run, *arguments, report=job.table.report)
                     if job.stop.signal is not None:
                         return
                 result |= evaluate(evaluator, self.source, state)
@@ -174,17 +174,17 @@ class Methods:
     def _restored(self, base: Base, run: Config, trainer: Trainer) -> State:
         """The last state of a trained run; what a method adds to it has its initial values."""
         plain = dataclasses.replace(run, model=base.config.model)
-        own = prepare(plain, trainer.mesh)
-        if jax.tree.structure(own.shapes) == jax.tree.structure(trainer.shapes):
+        plain_trainer = prepare(plain, trainer.mesh)
+        if jax.tree.structure(plain_trainer.shapes) == jax.tree.structure(trainer.shapes):
             return trained_run.restore(base.folder, trainer)
-        fresh, trained = trainer.init(run.seed), trained_run.restore(base.folder, own)
+        fresh, trained = trainer.init(run.seed), trained_run.restore(base.folder, plain_trainer)
         return fresh._replace(params=with_trained(fresh.params, trained.params))
 
 
 def with_trained(fresh: Any, trained: Any) -> Any:
     """Parameters of a model, from a trained one that has some of them."""
-    known = dict(jax.tree.leaves_with_path(trained))
-    return jax.tree.map_with_path(lambda path, x: known.get(path, x), fresh)
+    by_path = dict(jax.tree.leaves_with_path(trained))
+    return jax.tree.map_with_path(lambda path, x: by_path.get(path, x), fresh)
 
 
 def _read_parts(name: str, encoding: str, paths: dict[str, Path]) -> dict[str, dict]:

@@ -5,13 +5,13 @@
 One line per task: the fifteen of Delétang et al. and Ruoss et al. (arXiv 2207.02098, 2305.16843),
 those of Kazemnejad et al. (2305.19466), retrieval (associative recall of one key or of all, a
 passkey, needles, variables, selective copying, facts among other words as in BABILong), counting
-words (RULER), state tracking (word problems of A5 and S5 among it), and indexing by place, by
-content or by both (2509.10534). Kazemnejad's parity is parity_check; left out are SCAN, a fixed set
+words (RULER), state tracking (also word problems of A5 and S5), and indexing by place, by content
+or by both (2509.10534). Kazemnejad's parity is parity_check; left out are SCAN, a fixed set
 of some 20,000 commands without a generator, sorting numbers of several digits, copies with each
 symbol doubled, and LEGO's clauses in any order. The alphabet of strings has 16 symbols, theirs 100,
 and numbers to add have no leading 0.
-`synthetic:NAME` trains a decoder on any of them (`experiments.train`, `compare`) but a5 and s5,
-whose answers are no next tokens; `experiments.tasks` compares encodings on all.
+`synthetic:NAME` trains a decoder on any of them (`experiments.train`, `compare`) except a5 and
+s5, whose answers are not next tokens; `experiments.tasks` compares encodings on all.
 """
 
 import functools
@@ -166,7 +166,7 @@ _ALL = (
     Task("index_both", indexing.index_both, _LETTERS, shortest=3, longest=indexing.LETTERS + 2),
 )
 TASKS = {task.short: task for task in _ALL}
-# The same for all but those with a symbol per group element, so that they can share a program
+# One for all tasks but those with a symbol per group element, so that they can share a program
 VOCAB = max(task.vocab for task in _ALL if not task.in_place)
 
 

@@ -19,7 +19,7 @@ COEFFICIENTS, DEGREES, VALUES = 5, 12, 16
 
 def modular_arithmetic(key: jax.Array, n: Any, size: int) -> Example:
     """Digits with +, - and * between them, * binding first; one symbol fewer where n is even."""
-    asked, count = n - (n % 2 == 0), (size + 1) // 2
+    length, count = n - (n % 2 == 0), (size + 1) // 2
     keys = jax.random.split(key)
     digits = jax.random.randint(keys[0], (count,), 0, MODULUS)
     operators = jax.random.randint(keys[1], (count,), PLUS, TIMES + 1).at[0].set(PLUS)
@@ -33,15 +33,15 @@ def modular_arithmetic(key: jax.Array, n: Any, size: int) -> Example:
         new = tuple(x % MODULUS for x in new)
         return jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, state), None
 
-    counts = 2 * jnp.arange(count) < asked
+    counts = 2 * jnp.arange(count) < length
     state = jnp.int32(0), jnp.int32(0)
     (total, term), _ = jax.lax.scan(read, state, (operators, digits, counts))
     text = jnp.stack([digits, jnp.roll(operators, -1)], axis=1).reshape(-1)[:size]
-    return single(text, asked, (total + term) % MODULUS)
+    return single(text, length, (total + term) % MODULUS)
 
 
 class Expression(NamedTuple):
-    """An expression with brackets: its text, its value, and each node's digit and its index."""
+    """An expression with brackets: its text and value; each node's digit, index, whether a leaf."""
 
     text: jax.Array
     value: jax.Array
@@ -74,9 +74,9 @@ def expression(key: jax.Array, n: Any, size: int, operators: int) -> Expression:
         start, length = starts[node], lengths[node]
         left = 1 + jnp.minimum((share * (length - 4)).astype(jnp.int32), length - 5)
         splits = length >= 5
-        where = jnp.where(splits, count + jnp.arange(2), nodes)
-        starts = starts.at[where].set(start + jnp.stack([1 + 0 * left, 2 + left]), mode="drop")
-        lengths = lengths.at[where].set(jnp.stack([left, length - 3 - left]), mode="drop")
+        slots = jnp.where(splits, count + jnp.arange(2), nodes)
+        starts = starts.at[slots].set(start + jnp.stack([1 + 0 * left, 2 + left]), mode="drop")
+        lengths = lengths.at[slots].set(jnp.stack([left, length - 3 - left]), mode="drop")
         return (starts, lengths, count + 2 * splits), (left, count)
 
     empty = jnp.zeros(nodes, jnp.int32)
@@ -96,13 +96,13 @@ def expression(key: jax.Array, n: Any, size: int, operators: int) -> Expression:
 
     values, _ = jax.lax.scan(evaluate, empty, (order, children), reverse=True)
     text = jnp.zeros(size, jnp.int32)
-    for symbol, index, here in (
+    for symbol, index, present in (
         (OPEN, starts, lengths >= 3),
         (CLOSE, starts + lengths - 1, lengths >= 3),
         (MINUS, middle - 1, negative),
         (jnp.where(splits, chosen, digits), middle, lengths > 0),
     ):
-        text = text.at[jnp.where(here, index, size)].set(symbol, mode="drop")
+        text = text.at[jnp.where(present, index, size)].set(symbol, mode="drop")
     return Expression(text, values[0], digits, middle, leaves)
 
 

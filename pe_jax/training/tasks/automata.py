@@ -17,7 +17,7 @@ CYCLE = 5  # places
 STAY, ON, BACK = range(3)
 POP, PUSH = 2, 3  # PUSH + b pushes b
 OBJECTS = 5
-WRITE, IGNORE, READ = range(2, 5)  # after the bits
+WRITE, IGNORE, READ = range(2, 5)  # the symbols after the bits
 IGNORED = 0.8  # of the instructions between the first and the last
 
 
@@ -75,16 +75,16 @@ def stack_manipulation(key: jax.Array, n: Any, size: int) -> Example:
 def permutations(key: jax.Array, n: Any, size: int) -> Example:
     """The order of five objects after n moves: s swaps places s and s + 1, 4 rotates all by one.
 
-    The moves generate all of S5. Theirs are its 120 elements, each a symbol: `groups`.
+    The moves generate all of S5. In the paper all its 120 elements are moves: see `groups`.
     """
     moves = jax.random.randint(key, (size,), 0, OBJECTS)
     order = jnp.arange(OBJECTS)
     swaps = [order.at[jnp.array([s, s + 1])].set([s + 1, s]) for s in range(OBJECTS - 1)]
-    places = jnp.stack([*swaps, jnp.roll(order, 1)])
+    moved = jnp.stack([*swaps, jnp.roll(order, 1)])
 
     def move(order, inputs):
         which, counts = inputs
-        return jnp.where(counts, order[places[which]], order), None
+        return jnp.where(counts, order[moved[which]], order), None
 
     order, _ = jax.lax.scan(move, order, (moves, jnp.arange(size) < n))
     return Example(moves, n, order, OBJECTS)

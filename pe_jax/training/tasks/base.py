@@ -7,10 +7,10 @@ fixed shapes (N, the longest question, and the slots of its answer). Two layouts
   (arXiv 2305.16843). Only the encoding tells it where a token is.
 * a decoder reads `BOS question SEP answer EOS` and is scored on the answer and its end (arXiv
   2305.19466). Its causal mask also carries order. All tokens are right if each is the argmax after
-  those before it, which is if greedy decoding writes the answer.
+  those before it, that is, if greedy decoding writes the answer.
 
-A task `in_place` answers each symbol at its place: both read the question alone, and the targets
-are not the next tokens.
+A task `in_place` answers each symbol at its index: encoder and decoder read the question alone, and
+the targets are not the next tokens.
 
 Where the question's length does not determine the answer's, EOS ends it for an encoder too.
 N longest question, T tokens of a row.
@@ -76,7 +76,7 @@ class Task:
     stops: bool = False
     shortest: int = 1
     longest: int | None = None
-    warning: ClassVar[str] = ""  # as a corpus has one
+    warning: ClassVar[str] = ""  # for the same use as a corpus's
 
     @property
     def name(self) -> str:
@@ -133,13 +133,13 @@ class Task:
         """SHA-256 of a few rows of both layouts: it changes when the generator changes."""
         longest = max(self.shortest, min(self.longest or 24, 24))
 
-        def both(key):
+        def draw_rows(key):
             length = jax.random.randint(key, (), self.shortest, longest + 1)
             example = self.draw(key, length, longest)
             encoded = encoder_row(self, example)
             return encoded if self.in_place else (encoded, decoder_row(self, example))
 
-        rows = jax.jit(jax.vmap(both))(jax.random.split(jax.random.key(0), 8))
+        rows = jax.jit(jax.vmap(draw_rows))(jax.random.split(jax.random.key(0), 8))
         digest = hashlib.sha256(self.name.encode())
         for x in jax.tree.leaves(jax.device_get(rows)):
             digest.update(x.tobytes())

@@ -25,10 +25,10 @@ def elements(degree: int, even: bool) -> np.ndarray:
       degree: number of objects.
       even: whether only those with an even number of inversions, the alternating group.
     """
-    found = np.array([*itertools.permutations(range(degree))], np.int32)
+    permutations = np.array([*itertools.permutations(range(degree))], np.int32)
     first, second = np.triu_indices(degree, 1)
-    inversions = (found[:, first] > found[:, second]).sum(1)
-    return found[inversions % 2 == 0] if even else found
+    inversions = (permutations[:, first] > permutations[:, second]).sum(1)
+    return permutations[inversions % 2 == 0] if even else permutations
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""Letters to be found by where they are, by what they are, or by both.
+"""Letters to be found by their position, by their content, or by both.
 
 The last is the diagnostic of PoPE (arXiv 2509.10534, appendix B.1): a string of different letters,
-one of them, and a shift of at most 15; which letter stands that far from it? There, 8 layers are
+one of them, and a shift of at most 15; which letter is that far from it? There, 8 layers are
 trained on strings of 20 to 40 of 52 letters in 100,000 steps; RoPE answers 11 % of the questions,
 PoPE 95 %. Here it is smaller, and the other two separate what it asks for. N longest question.
 """
@@ -34,26 +34,26 @@ def index_place(key: jax.Array, n: Any, size: int) -> Example:
 def index_content(key: jax.Array, n: Any, size: int) -> Example:
     """Letters, each name in one of four forms, then a name: the letter of this name?
 
-    Names may repeat, in the same form. The order of the letters says nothing.
+    Names may repeat, in the same form. The order of the letters does not matter.
     """
     keys = jax.random.split(key, 3)
     forms = jax.random.randint(keys[0], (NAMES,), 0, FORMS)
     names = jax.random.randint(keys[1], (size,), 0, NAMES)
-    asked = names[jax.random.randint(keys[2], (), 0, n - 1)]
+    query = names[jax.random.randint(keys[2], (), 0, n - 1)]
     letters = FORMS * names + forms[names]
-    text = letters.at[n - 1].set(FORMS * NAMES + asked)
-    return single(text, n, FORMS * asked + forms[asked])
+    text = letters.at[n - 1].set(FORMS * NAMES + query)
+    return single(text, n, FORMS * query + forms[query])
 
 
 def index_both(key: jax.Array, n: Any, size: int) -> Example:
-    """Different letters, then one of them and a shift: the letter that far from it, on?
+    """Different letters, then one of them and a shift: which letter is that far after it?
 
     The shift is uniform among those that stay in the string.
     """
     keys, count = jax.random.split(key, 3), n - 2
     letters = _different(keys[0], size)
-    place = jax.random.randint(keys[1], (), 0, count)
-    low, high = jnp.maximum(-REACH, -place), jnp.minimum(REACH, count - 1 - place)
+    position = jax.random.randint(keys[1], (), 0, count)
+    low, high = jnp.maximum(-REACH, -position), jnp.minimum(REACH, count - 1 - position)
     shift = jax.random.randint(keys[2], (), low, high + 1)
-    text = letters.at[count].set(letters[place]).at[count + 1].set(HERE + shift)
-    return single(text, n, letters[place + shift])
+    text = letters.at[count].set(letters[position]).at[count + 1].set(HERE + shift)
+    return single(text, n, letters[position + shift])

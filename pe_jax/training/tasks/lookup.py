@@ -43,15 +43,15 @@ def recall(key: jax.Array, n: Any, size: int) -> Example:
     keys, pairs = jax.random.split(key, 3), (n - 1) // 2
     values = jax.random.randint(keys[0], (KEYS,), KEYS, 2 * KEYS)
     listed = jax.random.randint(keys[1], (size // 2 + 1,), 0, KEYS)
-    asked = listed[jax.random.randint(keys[2], (), 0, pairs)]
+    query = listed[jax.random.randint(keys[2], (), 0, pairs)]
     text = jnp.stack([listed, values[listed]], axis=1).reshape(-1)[:size]
-    return single(text.at[2 * pairs].set(asked), 2 * pairs + 1, values[asked])
+    return single(text.at[2 * pairs].set(query), 2 * pairs + 1, values[query])
 
 
 def recall_all(key: jax.Array, n: Any, size: int) -> Example:
     """Different keys, each followed by its value, then all keys in another order: their values?
 
-    One or two symbols fewer where n is no multiple of three.
+    One or two symbols fewer where n is not a multiple of three.
     """
     keys, pairs, index = jax.random.split(key, 3), n // 3, jnp.arange(size)
     listed = jax.random.permutation(keys[0], KEYS)
@@ -104,14 +104,14 @@ def needles(key: jax.Array, n: Any, size: int, *, queries: int = 1, values: int 
     names = 10 + jax.random.permutation(keys[1], NEEDLES)
     digits = jax.random.randint(keys[2], (NEEDLES, DIGITS), 0, 10)
     if queries == values == 1:
-        found = jax.random.randint(keys[4], (1, 1), 0, count)
+        queried = jax.random.randint(keys[4], (1, 1), 0, count)
     else:
         order = jnp.argsort(jnp.where(index < count, jax.random.uniform(keys[4], index.shape), 2))
         names = names.at[order].set(names[index // values])
-        found = jnp.sort(order[: queries * values].reshape(queries, values), axis=1)
+        queried = jnp.sort(order[: queries * values].reshape(queries, values), axis=1)
     text = _insert(keys[3], text, jnp.column_stack([names, digits]), count, room)
-    text = text.at[room + jnp.arange(queries)].set(names[found[:, 0]])
-    return Example(text, n, digits[found].reshape(-1), DIGITS * queries * values)
+    text = text.at[room + jnp.arange(queries)].set(names[queried[:, 0]])
+    return Example(text, n, digits[queried].reshape(-1), DIGITS * queries * values)
 
 
 def facts(key: jax.Array, n: Any, size: int) -> Example:
@@ -124,12 +124,12 @@ def facts(key: jax.Array, n: Any, size: int) -> Example:
     kinds = jnp.cumsum(jnp.array([0, PEOPLE, VERBS, PLACES, FILLERS]))
     low, high = kinds[:3], kinds[1:4]
     count = jax.random.randint(keys[0], (), 1, jnp.minimum(FACTS, room // 3) + 1)
-    told = jax.random.randint(keys[1], (FACTS, 3), low, high)
-    asked = told[jax.random.randint(keys[2], (), 0, count), 0]
-    last = jnp.max(jnp.where((told[:, 0] == asked) & (index < count), index, 0))
+    triples = jax.random.randint(keys[1], (FACTS, 3), low, high)
+    query = triples[jax.random.randint(keys[2], (), 0, count), 0]
+    last = jnp.max(jnp.where((triples[:, 0] == query) & (index < count), index, 0))
     text = jax.random.randint(keys[3], (size,), kinds[3], kinds[4])
-    text = _insert(keys[4], text, told, count, room)
-    return single(text.at[room].set(asked), n, told[last, 2])
+    text = _insert(keys[4], text, triples, count, room)
+    return single(text.at[room].set(query), n, triples[last, 2])
 
 
 def variables(key: jax.Array, n: Any, size: int) -> Example:
@@ -151,8 +151,8 @@ def variables(key: jax.Array, n: Any, size: int) -> Example:
     values, _ = jax.lax.scan(assign, jnp.zeros(NAMES, jnp.int32), index)
     sources = jnp.where(copies, names[earlier], digits)
     text = pick(jnp.stack([names, sources], axis=1).reshape(-1), jnp.arange(size))
-    asked = jax.random.randint(keys[4], (), 0, count)
-    return single(text.at[2 * count].set(names[asked]), 2 * count + 1, values[asked])
+    query = jax.random.randint(keys[4], (), 0, count)
+    return single(text.at[2 * count].set(names[query]), 2 * count + 1, values[query])
 
 
 def passkey(key: jax.Array, n: Any, size: int) -> Example:
@@ -174,8 +174,8 @@ def lego(key: jax.Array, n: Any, size: int) -> Example:
     names = jax.random.permutation(keys[0], NAMES)[: (size - 1) // 3]
     signs = jax.random.randint(keys[1], names.shape, SAME, NEGATED + 1)
     before = jnp.concatenate([jnp.array([ONE]), names[:-1]])
-    asked = jax.random.randint(keys[2], (), jnp.minimum((count + 1) // 2, count - 1), count)
-    negations = ((signs == NEGATED) & (jnp.arange(len(names)) <= asked)).sum()
+    query = jax.random.randint(keys[2], (), jnp.minimum((count + 1) // 2, count - 1), count)
+    negations = ((signs == NEGATED) & (jnp.arange(len(names)) <= query)).sum()
     text = jnp.stack([names, signs, before], axis=1).reshape(-1)
-    text = jnp.pad(text, (0, size - len(text))).at[3 * count].set(names[asked])
+    text = jnp.pad(text, (0, size - len(text))).at[3 * count].set(names[query])
     return single(text, 3 * count + 1, jnp.where(negations % 2, NEGATED, SAME))

@@ -61,9 +61,9 @@ def write(
     shape = () if alike else (size,)
     s = jnp.broadcast_to(jax.random.randint(key, shape, 0, symbols), (size,))
     index, step = jnp.arange(written(size, len(parts), between)), n + between
-    part, place = jnp.minimum(index // step, len(parts) - 1), index % step
+    part, offset = jnp.minimum(index // step, len(parts) - 1), index % step
     table = jnp.stack([f(s, n) for f in parts])
-    answer = jnp.where(place < n, table[part, jnp.minimum(place, size - 1)], symbols)
+    answer = jnp.where(offset < n, table[part, jnp.minimum(offset, size - 1)], symbols)
     return Example(s, n, answer, written(n, len(parts), between))
 
 

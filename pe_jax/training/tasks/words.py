@@ -1,9 +1,9 @@
-"""Words to be counted: those that are more common than the others, wherever they stand.
+"""Words to be counted: those that are more common than the others, wherever they are.
 
 Common words and frequent words extraction of RULER (arXiv 2404.06654, table 2). A word is a symbol,
 and there are fewer of them: RULER asks for ten words that occur 30 times among others that occur
-three times, and for the three most frequent of words with counts of a zeta law, after a fourth that
-is noise. N longest question.
+three times, and for the three most frequent words, after the top one, which is noise, under a zeta
+law. N longest question.
 """
 
 from typing import Any
