@@ -1,4 +1,4 @@
-"""Learned absolute positions: a trained vector per position, as in BERT (arXiv 1810.04805), GPT.
+"""Learned absolute positions: a trained vector per position, as in BERT (arXiv 1810.04805) and GPT.
 
     x_t ← x_t + table[position_t]
 
