@@ -17,7 +17,7 @@ class Windowed(Encoding):
 
     Attributes:
       encoding: the encoding of the layer.
-      window: how many tokens are visible, with the query's own; None: all, whatever the model has.
+      window: how many tokens back are visible, query included; None: all, whatever the model has.
       sinks: how many first tokens of each document stay visible beyond the window, at their
         positions in the text.
     """
