@@ -2,8 +2,8 @@
 
 Each gives a `pe_jax.Mask`; write another as `pe_jax.Mask(f, arrays)`, where f(arrays, q, k) reads
 the indices of queries and keys and gives booleans [B or 1, T, S]. What windows, packed documents
-and padding hide needs no mask: `window`, `q_segments`. Chunks and prefixes are those of each
-document (`place`); a tree has the indices of the row.
+and padding hide needs no mask: `window`, `q_segments`. Chunks and prefixes count within each
+document (`place`), a tree along the row.
 
 B batch (all batch axes as one), T queries, S keys.
 """
@@ -21,7 +21,7 @@ from pe_jax.validation import is_int, require
 
 
 def place(tokens: Tokens) -> jax.Array:
-    """The index of each token within its document, if there are any, else its row: [B or 1, T]."""
+    """The index of each token within its document, or its row without documents: [B or 1, T]."""
     return tokens.index if tokens.rank is None else tokens.rank
 
 
@@ -57,13 +57,13 @@ def tree(parents: Any) -> Mask:
       parents: the index of each token's parent, known integers [T]; -1 for a root.
 
     Raises:
-      ValueError: a parent that is no token, or does not come before its child.
+      ValueError: a parent that is not a token, or does not come before its child.
     """
     parents = np.asarray(parents)
-    known = parents.ndim == 1 and np.issubdtype(parents.dtype, np.integer)
-    require(known, "parents", parents.shape, "pass integers [T], as np.asarray([-1, 0, 0])")
-    fine = (parents >= -1) & (parents < np.arange(len(parents)))
-    require(bool(fine.all()), "parents", parents.tolist(), "a parent comes before its child")
+    ok = parents.ndim == 1 and np.issubdtype(parents.dtype, np.integer)
+    require(ok, "parents", parents.shape, "pass integers [T], as np.asarray([-1, 0, 0])")
+    valid = (parents >= -1) & (parents < np.arange(len(parents)))
+    require(bool(valid.all()), "parents", parents.tolist(), "a parent comes before its child")
     sizes = np.ones(len(parents), np.int32)
     for token, parent in reversed([*enumerate(parents)]):
         if parent >= 0:

@@ -34,7 +34,7 @@ class Contiguous(PlainFields):
     in_tests: ClassVar[bool] = False  # test positions are drawn too; else they are contiguous
 
     def bound(self, length: int, testing: bool = False) -> int | None:
-        """Exclusive upper bound of the positions of `length` tokens; None if too many tokens."""
+        """Exclusive upper bound of the positions of `length` tokens; None if they are too many."""
         return length
 
     def fits(self, length: int, limit: int | None, testing: bool = False) -> bool:
