@@ -39,9 +39,9 @@ def prefix(lengths: Any) -> Mask:
     """
     lengths = pos.as_positions(lengths, name="lengths")
     require(lengths.ndim < 2, "lengths", lengths.shape, "pass integers [B] or []")
-    known = pos.concrete(lengths)
-    if known is not None and known.size:
-        require(known.min() >= 0, "lengths", known.min(), "pass integers of at least 0")
+    values = pos.concrete(lengths)
+    if values is not None and values.size:
+        require(values.min() >= 0, "lengths", values.min(), "pass integers of at least 0")
     return Mask(_prefix, jnp.atleast_1d(lengths), looks_ahead=True)
 
 

@@ -185,8 +185,8 @@ def parse(spec: str) -> Contiguous:
     """Reads `randomized(maximum=2048)`: a name, and fields that are literals.
 
     Raises:
-      ConfigError: what cannot be read, an unknown name or field (naming the nearest), or a value
-        out of range.
+      ConfigError: a spec that cannot be read, an unknown name or field (naming the nearest), or a
+        value out of range.
     """
     try:
         name, fields = specs.parse_call(spec)

@@ -34,7 +34,7 @@ def contiguous(length: int, offset: int | jax.Array = 0) -> jax.Array:
 
     Raises:
       ValueError: `length` is not an integer of at least 0.
-      TypeError: `offset` is no integer.
+      TypeError: `offset` is not an integer.
     """
     ok = is_int(length, 0) or jax.export.is_symbolic_dim(length)
     require(ok, "length", length, "pass an integer of at least 0")
@@ -467,13 +467,13 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
             positions = positions.astype(np.int32)
     dtype = positions.dtype
     if jnp.issubdtype(dtype, jnp.integer):
-        known = concrete(positions) if dtype in (jnp.uint32, jnp.uint64, jnp.int64) else None
-        if known is not None and (wrong := known[known.astype(np.int32) != known]).size:
+        values = concrete(positions) if dtype in (jnp.uint32, jnp.uint64, jnp.int64) else None
+        if values is not None and (wrong := values[values.astype(np.int32) != values]).size:
             raise ValueError(f"{name}: {wrong[0]} does not fit int32; keep |position| below 2**31")
         return jnp.asarray(positions).astype(jnp.int32)
     if real and dtype in (jnp.float32, jnp.float64):
-        known = concrete(positions)
-        if known is not None and not np.isfinite(known).all():
+        values = concrete(positions)
+        if values is not None and not np.isfinite(values).all():
             raise ValueError(f"{name}: holds a value that is not finite; pass finite positions")
         check_exact(positions, name)
         return jnp.asarray(positions, jnp.float32)
@@ -498,7 +498,7 @@ def check_near(positions, name: str = "positions") -> None:
 
 def _farthest(positions):
     """The position farthest from 0, or None where none is known."""
-    known = concrete(positions)
-    if known is None or not known.size:
+    values = concrete(positions)
+    if values is None or not values.size:
         return None
-    return known.flat[np.abs(known.astype(np.float64)).argmax()]  # |-2**31| is not an int32
+    return values.flat[np.abs(values.astype(np.float64)).argmax()]  # |-2**31| is not an int32

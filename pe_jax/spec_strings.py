@@ -55,7 +55,7 @@ def parse_pattern(spec: str, example: str, nested: str, settings: tuple[str, ...
     valid spec and `nested` says what a field may hold besides a literal.
 
     Raises:
-      ConfigError: what cannot be read, with the piece at fault.
+      ConfigError: a spec that cannot be read, with the piece at fault.
     """
     try:
         # Python has no `a@b=3`; `a@b(3)` binds as it should: as `*` does, before `+`

@@ -7,7 +7,7 @@ over the F frequencies that turn at least once in the training context, θ_i ≥
 F pairs have; pairs of lower frequencies do not turn. A and B begin as the identity plus noise and
 are not trained, as in the authors' code.
 
-It is no rotation: norms change, and a product depends on both positions, not on their distance
+This is not a rotation: norms change, and a product depends on both positions, not on their distance
 alone. With A = B = 1 it is RoPE whose slow frequencies are 0 (`rope_scaling.ClippedRoPE`, `hard`).
 
 Where releases differ, this follows the paper. The authors' code has a series for at most E/4 pairs,

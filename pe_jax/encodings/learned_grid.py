@@ -80,8 +80,8 @@ def lookup(table: jax.Array, positions, front: jax.Array | None = None) -> jax.A
     pos.check_axes(positions, 2)
     height, width, channels = table.shape
     count = 0 if front is None else len(front)
-    known = pos.concrete(positions)
-    if known is not None and (outside := known[~_inside(known, height, width, count)]).size:
+    values = pos.concrete(positions)
+    if values is not None and (outside := values[~_inside(values, height, width, count)]).size:
         before = f", tokens in front from {(-count, -count)} to (-1, -1)" * (count > 0)
         raise ValueError(
             f"positions: {outside[0].tolist()} is outside the {height} × {width} table{before};"

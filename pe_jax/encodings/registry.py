@@ -44,7 +44,7 @@ def parse(spec: str) -> tuple[Encoding, ...]:
       The pattern: one encoding per layer, to be repeated over the depth.
 
     Raises:
-      ConfigError: what cannot be read, an unknown name or field (naming the nearest).
+      ConfigError: a spec that cannot be read, an unknown name or field (naming the nearest).
       TypeError: `spec` is not a string.
     """
     if not isinstance(spec, str):

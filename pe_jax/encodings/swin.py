@@ -49,9 +49,9 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
         require(is_int(size, 1), name, size, "pass an integer of at least 1")
     distance, sides = pos.as_positions(distance, name="distance"), np.array([height, width])
     pos.check_axes(distance, 2, "distance")
-    known = pos.concrete(distance)
-    if known is not None and (np.abs(known.astype(np.int64)) >= sides).any():
-        worst = known[(np.abs(known.astype(np.int64)) >= sides).any(-1)][0].tolist()
+    values = pos.concrete(distance)
+    if values is not None and (np.abs(values.astype(np.int64)) >= sides).any():
+        worst = values[(np.abs(values.astype(np.int64)) >= sides).any(-1)][0].tolist()
         fix = f"keep |distance| below ({height}, {width}) or enlarge the window"
         raise ValueError(f"distance: {worst} is outside the {height} × {width} window; {fix}")
     sides = align(jnp.asarray(sides, jnp.int32), distance)

@@ -7,7 +7,7 @@ FoX (arXiv 2503.02130) fades a key's weight as tokens forget it; here each chann
 fades at its own rate, so that a head can keep some channels of a key and forget others. It replaces
 RoPE. b begins at 8: almost nothing fades.
 
-With P the running sum of g, the factor is exp(P_i - P_j). It is no rotation of q and k: exp(P_i)
+With P the running sum of g, the factor is exp(P_i - P_j). It is not a rotation of q and k: exp(P_i)
 vanishes and exp(-P_j) overflows within a few hundred tokens. P is therefore held in two numbers,
 and only differences are taken, which are at most 0. Where all keys of a tile come before its
 queries, P_i - P_j is split at the first query, both parts at most 0: one product of matrices, as in

@@ -73,5 +73,5 @@ def require_window(window: int | None, sinks: int) -> None:
 
 
 def without_window(encoding: Encoding) -> Encoding:
-    """The encoding alone."""
+    """The encoding without its window."""
     return encoding.encoding if isinstance(encoding, Windowed) else encoding

@@ -45,9 +45,9 @@ def growth(positions, dim: int, scale_base: int = 512) -> jax.Array:
       TypeError: positions that are not integers.
     """
     positions, limit = pos.as_positions(positions), REACH * scale_base
-    known = pos.concrete(positions)
-    if known is not None and known.size and not 0 <= known.min() <= known.max() < limit:
-        worst = known.min() if known.min() < 0 else known.max()
+    values = pos.concrete(positions)
+    if values is not None and values.size and not 0 <= values.min() <= values.max() < limit:
+        worst = values.min() if values.min() < 0 else values.max()
         raise ValueError(
             f"positions: {worst} is outside [0, {limit}), where xPos fits float32;"
             " raise scale_base or keep positions inside"

@@ -103,10 +103,10 @@ class DeBERTaFamily(Family):
         return [LayerEncoding(encoding, head_dim, **more)] * keys.layers()
 
     def _kinds(self, keys: Keys) -> tuple[str, ...]:
-        given = keys.get("pos_att_type", default=())
-        names = tuple(given.split("|")) if isinstance(given, str) else given
+        value = keys.get("pos_att_type", default=())
+        names = tuple(value.split("|")) if isinstance(value, str) else value
         ok = isinstance(names, list | tuple) and set(map(str, names)) <= set(DEBERTA_TYPES)
-        require(ok, "pos_att_type", given, "choose of 'c2p' and 'p2c' (a field of deberta)")
+        require(ok, "pos_att_type", value, "choose of 'c2p' and 'p2c' (a field of deberta)")
         return tuple(kind for kind in DEBERTA_TYPES if kind in names)
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
@@ -355,7 +355,7 @@ class Conformer(Family):
         return config | {KIND: None if plain else "relative"}
 
 
-# Models whose code is on the Hub alone.
+# Models whose code is only on the Hub.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ class DeepSeekV4(Rotary):
     """A window in every layer; most also see keys that compress 4 or 128 tokens.
 
     The encoding has neither those keys nor the rotation of values: `LayerEncoding.also` names both.
-    The label "main" is that of layers that see a window alone.
+    The label "main" is that of layers that see only a window.
     """
 
     both_ways = False  # compressed keys of later tokens stay hidden
@@ -57,15 +57,14 @@ class DeepSeekV4(Rotary):
 
     def _labels(self, keys: Keys) -> dict[str, Mapping[str, Any]]:
         """The settings of both labels; flat ones are those of "compress", except the bases."""
-        given, nested = self._parameters(keys)
+        parameters, nested = self._parameters(keys)
         main = keys.get("rope_theta", default=BASES["main"])
         compress = keys.get("compress_rope_theta", default=BASES["compress"])
         if nested:
-            require(
-                given.keys() >= BASES.keys(), "rope_parameters", given, "pass main and compress"
-            )
-            return {label: given[label] or {} for label in BASES}
-        flat = {**given, "rope_theta": compress}
+            ok = parameters.keys() >= BASES.keys()
+            require(ok, "rope_parameters", parameters, "pass main and compress")
+            return {label: parameters[label] or {} for label in BASES}
+        flat = {**parameters, "rope_theta": compress}
         flat = flat if "type" in flat else {"rope_type": "default", **flat}
         if "yarn" in (flat.get("rope_type"), flat.get("type")):
             flat.setdefault("attention_factor", 1.0)  # its code does not scale cos and sin

@@ -117,21 +117,21 @@ class Keys:
 
     def per_layer(self, name: str, layers: int, known: tuple, default: Any = None) -> Any:
         """A list with one of the `known` values for each layer, or the default."""
-        given = self.get(name)
-        if given is None:
+        values = self.get(name)
+        if values is None:
             return default
-        ok = isinstance(given, list | tuple) and len(given) >= layers
-        ok = ok and all(x in known for x in given)
+        ok = isinstance(values, list | tuple) and len(values) >= layers
+        ok = ok and all(x in known for x in values)
         what = ", ".join(map(str, known[:-1])) + f" or {known[-1]}"
-        require(ok, name, given, f"pass {what} for each of {layers} layers")
-        return list(given[:layers])
+        require(ok, name, values, f"pass {what} for each of {layers} layers")
+        return list(values[:layers])
 
     def numbers(self, name: str, layers: int, default: Any = None) -> Any:
         """A list of layer numbers, from 0 on, or the default."""
-        given = self.get(name, default=default)
-        ok = isinstance(given, list | tuple) and all(is_int(i, 0) and i < layers for i in given)
-        require(ok or given is default, name, given, f"pass numbers below {layers}")
-        return given
+        indices = self.get(name, default=default)
+        ok = isinstance(indices, list | tuple) and all(is_int(i, 0) and i < layers for i in indices)
+        require(ok or indices is default, name, indices, f"pass numbers below {layers}")
+        return indices
 
     def refuse(self, name: str, fix: str) -> None:
         """Raises where the key switches something on."""

@@ -239,8 +239,8 @@ def all_indexed(keys: Keys, layers: int) -> list[str]:
 def m3_layers(keys: Keys, layers: int) -> list[str]:
     """The layers that `sparse_attention_freq` lists as 1 have an indexer (MiniMax-M3)."""
     inner = Keys(keys.model_type, keys.mapping("sparse_attention_config") or {})
-    given = inner.per_layer("sparse_attention_freq", layers, (0, 1), [0] * layers)
-    return [INDEXED if x else FULL for x in given]
+    indexed = inner.per_layer("sparse_attention_freq", layers, (0, 1), [0] * layers)
+    return [INDEXED if x else FULL for x in indexed]
 
 
 def flint_layers(keys: Keys, layers: int) -> list[str]:
@@ -286,18 +286,18 @@ def cohere2_moe_layers(keys: Keys, layers: int) -> list[str]:
 
 def listed_attention(keys: Keys, layers: int) -> list[str]:
     """Layers that `attn_type_list` lists as 1 attend, others are linear; all without it."""
-    given = keys.per_layer("attn_type_list", layers, (0, 1), [1] * layers)
-    return [FULL if x else LINEAR for x in given]
+    attends = keys.per_layer("attn_type_list", layers, (0, 1), [1] * layers)
+    return [FULL if x else LINEAR for x in attends]
 
 
 def minimax_layers(keys: Keys, layers: int) -> list[str]:
     """Every other layer is linear; MiniMax-Text-01 lists 1 for those that attend."""
     default = [(i + 1) % 2 for i in range(layers)]
-    given = keys.per_layer("attn_type_list", layers, (0, 1), default)
-    return [FULL if x else LINEAR for x in given]
+    attends = keys.per_layer("attn_type_list", layers, (0, 1), default)
+    return [FULL if x else LINEAR for x in attends]
 
 
 def conv_layers(keys: Keys, layers: int) -> list[str]:
     """The layers of `full_attn_idxs` attend (LFM2); all without it."""
-    given = keys.numbers("full_attn_idxs", layers, range(layers))
-    return [FULL if i in given else "conv" for i in range(layers)]
+    attending = keys.numbers("full_attn_idxs", layers, range(layers))
+    return [FULL if i in attending else "conv" for i in range(layers)]

@@ -117,8 +117,8 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
         if layer.encoding is None:
             raise ValueError(f"layers: layer {index} has no attention and so no spec; leave it out")
         windowed = layer.window is not None
-        own = Windowed(layer.encoding, layer.window) if windowed else layer.encoding
-        specs.append((format_encoding(own), isinstance(own, Sum)))
+        encoding = Windowed(layer.encoding, layer.window) if windowed else layer.encoding
+        specs.append((format_encoding(encoding), isinstance(encoding, Sum)))
     count = len(specs)
     lengths = (n for n in range(1, count + 1) if count % n == 0)
     length = next(n for n in lengths if specs == specs[:n] * (count // n))

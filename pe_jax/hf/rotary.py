@@ -61,7 +61,7 @@ class Rotary(Family):
       interleaved: M-RoPE's order.
       scale: the key of the scale, and its default; "query_pre_attn_scalar" is to the power of -1/2.
       cap: the key of the cap of logits.
-      fixed_scale: the scale, where it is no setting.
+      fixed_scale: the scale, where no key sets it.
       qk_norm: whether q and k are normalised, or the key that says so, with its default.
       sinks: types of the layers whose heads have a sink logit.
       layer_bases: whether each layer has a base in `layer_rope_theta`, 0 where it does not rotate.
@@ -191,14 +191,14 @@ class Rotary(Family):
 
     def _kinds(self, keys: Keys) -> list[str]:
         name = self.typed if isinstance(self.typed, str) else "layer_types"
-        given = keys.get(name) if self.typed else None
+        types = keys.get(name) if self.typed else None
         letters = keys.get("hybrid_override_pattern") if name != "layer_types" else None
-        given = list(letters) if given is None and isinstance(letters, str) else given
-        if given is None and name != "layer_types" and self.kinds is None:
-            given = [LINEAR, "moe", FULL, "mlp"]  # Nemotron-H, by default
-        if name != "layer_types" and isinstance(given, list | tuple):  # it says how many
+        types = list(letters) if types is None and isinstance(letters, str) else types
+        if types is None and name != "layer_types" and self.kinds is None:
+            types = [LINEAR, "moe", FULL, "mlp"]  # Nemotron-H, by default
+        if name != "layer_types" and isinstance(types, list | tuple):  # it says how many
             keys.get(*LAYERS)
-            layers = len(given)
+            layers = len(types)
         else:
             layers = keys.layers()
         if self.kinds is not None:
@@ -207,23 +207,21 @@ class Rotary(Family):
             default = [FULL] * layers
         else:
             default = [FULL if self._window(keys) is None else SLIDING] * layers
-        if given is None:
+        if types is None:
             return default
-        ok = isinstance(given, list | tuple) and 0 < layers <= 10_000
-        heads = keys.integer(
-            "num_nextn_predict_layers", default=0, low=0
-        )  # they may be listed, too
-        ok = ok and len(given) in (layers, layers + heads)
-        given = given[:layers] if ok else given
-        require(ok, name, given, f"pass a list with a name for each of {layers} layers")
-        given = [RENAMED.get(kind, kind) if isinstance(kind, str) else kind for kind in given]
+        ok = isinstance(types, list | tuple) and 0 < layers <= 10_000
+        mtp = keys.integer("num_nextn_predict_layers", default=0, low=0)  # may be listed too
+        ok = ok and len(types) in (layers, layers + mtp)
+        types = types[:layers] if ok else types
+        require(ok, name, types, f"pass a list with a name for each of {layers} layers")
+        types = [RENAMED.get(kind, kind) if isinstance(kind, str) else kind for kind in types]
         if isinstance(self.kinds, Each):
-            given = [self.kinds.full if kind == FULL else kind for kind in given]
-        known = (FULL, SLIDING, CHUNKED, INDEXED, *OTHERS)
-        for kind in given:
-            require(kind in known, name, kind, f"choose of {', '.join(known)}")
-        last = FULL if self.global_head_dim is not None else given[-1]
-        return [*given[:-1], last]  # Gemma 4's is full whatever the list says
+            types = [self.kinds.full if kind == FULL else kind for kind in types]
+        names = (FULL, SLIDING, CHUNKED, INDEXED, *OTHERS)
+        for kind in types:
+            require(kind in names, name, kind, f"choose of {', '.join(names)}")
+        last = FULL if self.global_head_dim is not None else types[-1]
+        return [*types[:-1], last]  # Gemma 4's is full whatever the list says
 
     def _window(self, keys: Keys) -> int | None:
         if self.window == 0:
@@ -262,21 +260,21 @@ class Rotary(Family):
         return False, None if window is None else window // 2 + self.bidirectional
 
     def _head_dim(self, keys: Keys, kind: str, kinds: Sequence[str]) -> int:
-        own = keys.head_dim(self.head_dim)
+        default = keys.head_dim(self.head_dim)
         if self.global_head_dim is None:
-            return own
+            return default
         wide = keys.integer("global_head_dim", default=self.global_head_dim)
         layers = keys.mapping("per_layer_config")
         if layers is None:
-            return wide if kind == FULL and not keys.has_none("per_layer_config") else own
-        widths_of = {kind: own for kind in kinds}
+            return wide if kind == FULL and not keys.has_none("per_layer_config") else default
+        widths_of = {kind: default for kind in kinds}
         for index, settings in layers.items():
             number = int(index) if str(index).isdigit() else -1
             ok = 0 <= number < len(kinds) and isinstance(settings, Mapping)
             require(ok, "per_layer_config", {index: settings}, "pass layer number → settings")
-            widths_of[kinds[number]] = settings.get("head_dim", own)
-        listed = {int(i): settings.get("head_dim", own) for i, settings in layers.items()}
-        widths = [listed.get(i, own) for i in range(len(kinds))]
+            widths_of[kinds[number]] = settings.get("head_dim", default)
+        listed = {int(i): settings.get("head_dim", default) for i, settings in layers.items()}
+        widths = [listed.get(i, default) for i in range(len(kinds))]
         same = all(widths_of[kind] == width for kind, width in zip(kinds, widths, strict=True))
         same = same and all(is_int(width, 1) for width in widths)
         require(same, "per_layer_config", layers, "layers of one type must have one head_dim")
@@ -312,7 +310,7 @@ class Rotary(Family):
 
     def _encodings(self, keys: Keys, widths: Mapping[str, int]) -> dict[str, Encoding]:
         """The encoding of each layer type that rotates."""
-        given, nested = self._parameters(keys)
+        parameters, nested = self._parameters(keys)
         partial = keys.get(*PARTIAL, default=self.partial)
         rotary_dim = None if keys.has_none("rotary_dim") else self.rotary_dim
         rotary_dim = keys.integer("rotary_dim", default=rotary_dim)
@@ -322,11 +320,11 @@ class Rotary(Family):
         for kind, head_dim in widths.items():
             if kind in OTHERS:
                 continue
-            if nested and kind not in given:
-                names = shown(", ".join(map(str, given)))[1:-1]
+            if nested and kind not in parameters:
+                names = shown(", ".join(map(str, parameters)))[1:-1]
                 fix = f"it has no settings for layers of type {kind!r}"
                 raise ValueError(f"rope_parameters has settings for {names}: {fix}")
-            settings = given[kind] if nested else given
+            settings = parameters[kind] if nested else parameters
             if settings is None:
                 encodings[kind] = Encoding()  # a type without RoPE
                 continue
@@ -356,19 +354,19 @@ class Rotary(Family):
     def _parameters(self, keys: Keys) -> tuple[Mapping[str, Any], bool]:
         """The settings, and whether they are by layer type."""
         new, old = keys.mapping("rope_parameters"), keys.mapping("rope_scaling")
-        given = new if old is None else old
-        if given is None:
-            given = self.parameters or {}
+        parameters = new if old is None else old
+        if parameters is None:
+            parameters = self.parameters or {}
         if new is not None and old is not None and dict(new) != dict(old):
             both = f"rope_parameters={shown(new)} and rope_scaling={shown(old)}"
             raise ValueError(f"{both} differ; keep one of them")
-        nested = any(isinstance(value, Mapping) for value in given.values())
+        nested = any(isinstance(value, Mapping) for value in parameters.values())
         if nested:
-            given = {RENAMED.get(kind, kind): value for kind, value in given.items()}
-            for kind, value in given.items():
+            parameters = {RENAMED.get(kind, kind): value for kind, value in parameters.items()}
+            for kind, value in parameters.items():
                 ok = value is None or isinstance(value, Mapping)
                 require(ok, f"rope_parameters[{shown(kind)}]", value, "pass a dict for each type")
-        return given, nested
+        return parameters, nested
 
     def _base(self, keys: Keys, kind: str) -> tuple[float, bool]:
         """The base outside of the settings, and whether flat settings act on this layer type."""
@@ -450,11 +448,11 @@ class Step(Rotary):
     """Bases and partial factors by layer, where those of one type agree; full layers are scaled."""
 
     def _parameters(self, keys):
-        given, nested = super()._parameters(keys)
+        shared, nested = super()._parameters(keys)
         listed = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
         listed = {n: name for n, name in listed.items() if isinstance(keys.get(n), list | tuple)}
         if nested or not listed:
-            return given, nested
+            return shared, nested
         by_kind: dict[str, dict[str, Any]] = {}
         for index, kind in enumerate(self._kinds(keys)):
             values = {name: keys.get(n)[index : index + 1] for n, name in listed.items()}
@@ -465,7 +463,7 @@ class Step(Rotary):
             )
         keys.config |= dict.fromkeys(listed)
         return {
-            kind: {**values, **(given if kind == FULL else {})} for kind, values in by_kind.items()
+            kind: {**values, **(shared if kind == FULL else {})} for kind, values in by_kind.items()
         }, True
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pe_jax.encodings import rope_scaling
+from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rope import RoPE
-from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.temperature import Temperature
 from pe_jax.hf.kinds import (
     CHUNKED,
@@ -20,7 +20,7 @@ from pe_jax.hf.kinds import (
     lfm3_layers,
     listed_rope,
 )
-from pe_jax.hf.layers import LayerEncoding
+from pe_jax.hf.layers import LayerEncoding, parts
 from pe_jax.validation import require
 
 
@@ -149,8 +149,7 @@ def _parameters(
 
 def rope_of(layer: LayerEncoding) -> Any:
     """What rotates in a layer, as a RoPE, or None."""
-    parts = layer.encoding.parts if isinstance(layer.encoding, Sum) else (layer.encoding,)
-    for part in parts:
+    for part in parts(layer.encoding or Encoding()):
         if isinstance(part, RoPE):
             return part
         if isinstance(part, MRoPE):
@@ -161,8 +160,7 @@ def rope_of(layer: LayerEncoding) -> Any:
 def settings(encoding: Any, rope: RoPE, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` of one layer type."""
     parameters = rope_scaling.to_hf(rope, head_dim=head_dim)
-    parts = encoding.parts if isinstance(encoding, Sum) else (encoding,)
-    for part in parts:
+    for part in parts(encoding):
         if isinstance(part, MRoPE) and part.sections is not None:
             parameters["mrope_section"] = list(part.sections)
         if isinstance(part, Temperature):
