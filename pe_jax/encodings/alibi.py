@@ -3,8 +3,8 @@
     softmax(q·k/sqrt(E) - m_h·|distance|),    m_h = 2^(-8h/H),  h = 1 … H
 
 Where H is not a power of two: the slopes of the next lower power, then every other one of the power
-above it (the authors' code). Under a causal mask |distance| = distance; without one,
-the bias is symmetric, as the authors advise for encoders.
+above it (the authors' code). Under a causal mask |distance| = distance; without one, the bias is
+symmetric, as the authors advise for encoders.
 """
 
 import dataclasses

@@ -3,8 +3,8 @@
     R(p) x = RoPE(p)·P x,     P = (I - S)(I + S)^-1,     S skew-symmetric, learned
 
 RoPE in a learned basis: pair i of P x turns by Σ_a p_a·θ_ai. Every rotation of q and k whose
-product depends on the displacement alone is one of these (theorem 3.4). All heads of a layer
-share P, for q and for k, so that it cancels for two tokens at the same position.
+product depends on the displacement alone is one of these (theorem 3.4). All heads of a layer share
+P, for q and for k, so that it cancels for two tokens at the same position.
 
 Where q and k are projections of an input, P can be merged into both: the scheme is then RoPE-Mixed
 with weights that are parametrized differently. With a norm between the two it is more than that.

@@ -3,7 +3,7 @@
     θ'_i = θ_i · exp(α_i),      R_m turns pair i by m·θ'_i
 
 α, one number per frequency, is shared by all layers and begins at 0, which is RoPE
-(arXiv 2104.09864). It multiplies the frequencies after a scaling. Mistral Large 4 learns α on
+(arXiv 2104.09864). exp(α) multiplies the frequencies after a scaling. Mistral Large 4 learns α on
 top of YaRN, for half of each head's channels (there the last, here the first), in three layers of
 four; the fourth has no rotation:
 

@@ -4,9 +4,9 @@
     score_ij = q_iᵀ H_i H_{i-1} … H_{j+1} k_j/sqrt(E)
 
 w_t is a projection of the layer's input, of length 1, and β_t = 2 sigmoid(u_h·x_t + b_h): the score
-depends on the tokens between query and key. The maps of one document do not act on another.
-The paper's short convolution of w and its projection of low rank are left out; its forget gate is
-FoX: `path+fox`. The paper computes it in blocks; here only the dense engine supports it.
+depends on the tokens between query and key. The maps of one document do not act on another. The
+paper's short convolution of w and its projection of low rank are left out; its forget gate is FoX:
+`path+fox`. The paper computes it in blocks; here only the dense engine supports it.
 """
 
 import dataclasses

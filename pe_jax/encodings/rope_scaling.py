@@ -10,7 +10,7 @@
     ClippedRoPE   slow θ tapered to 0            `clipped`
     RIFLEx        one θ_k at most 0.9·2π/(L₀·s)  `riflex`
 
-L₀ is `original_length`, the context trained on, and L the current one, all in float64 on the host.
+L₀ is `original_length`, the context trained on, and L the current one. All is float64 on the host.
 What the papers leave open (bounds, lengths that decide) is as in Hugging Face transformers.
 `RoPE(scaling=YaRN(4.0, 2048))`, in a config `rope(scaling=yarn(factor=4, original_length=2048))`.
 """

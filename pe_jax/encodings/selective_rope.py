@@ -3,11 +3,11 @@
     ω_t,i = τ_i · g_t · (w_i·x̂_t + exp(β_i)),     φ_t,i = Σ_{l ≤ t} ω_l,i
     score_mn = (R(φ_m) q_m)·(R(φ_n) k_n) / sqrt(E)
 
-RoPE whose angles the input sets: from one token to the next, pair i of channels turns by what the
-later token gives. τ_i = base^(-2i/E) is the temperature, which is not learned, g_t = sigmoid(u·x̂_t
-+ c) a gate that each token sets for a head, w has a low rank, β is a bias for each pair, and x̂ is
-the layer's input, each head's slice of it divided by its norm. With w = 0, β = 0 and the gate open
-it is RoPE. φ is held in two numbers, so that late tokens turn as exactly as early ones.
+RoPE whose angles the input sets: from token t - 1 to token t, pair i of channels turns by ω_t,i.
+τ_i = base^(-2i/E) is the temperature, which is not learned, g_t = sigmoid(u·x̂_t + c) a gate that
+each token sets for a head, w has a low rank, β is a bias for each pair, and x̂ is the layer's
+input, each head's slice of it divided by its norm. With w = 0, β = 0 and the gate open it is RoPE.
+φ is held in two numbers, so that late tokens turn as exactly as early ones.
 
 As in the authors' code (timurcarstensen/selective-rope), layout "half", except that their causal
 convolution of w·x̂ over four tokens is left out: it would let the first tokens of a packed document

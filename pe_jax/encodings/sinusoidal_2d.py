@@ -3,8 +3,8 @@
     x ← x + [sinusoid(row) ‖ sinusoid(column)]
 
 Each axis has half of the channels: all sines, then all cosines, at the frequencies of "Attention Is
-All You Need" over that half. MAE's released weights have the columns first: swap the
-halves of its table.
+All You Need" over that half. MAE's released weights have the columns first: swap the halves of its
+table.
 """
 
 import dataclasses
