@@ -1,7 +1,7 @@
 """Fields of configs: a default, and what a value must be in words and as a test.
 
-Configs are frozen dataclasses. What a field means stands in the class' docstring, under
-`Attributes:`; its range stands here, once, for checks, error messages and `--help`.
+Configs are frozen dataclasses. The docstring of the class says what a field means, under
+`Attributes:`; its range is given here, once, for checks, error messages and `--help`.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ def int_field(default: int, low: int) -> Any:
 
 
 def real_field(default: float, low: float, high: float, open_low: bool = False) -> Any:
-    """A field for numbers from `low`, left out if `open_low`, to `high`."""
+    """A field for numbers from `low` (exclusive if `open_low`) to `high`."""
     brackets = f"{'(' if open_low else '['}{low:g}, {high:g}]"
     above = (lambda v: v > low) if open_low else (lambda v: v >= low)
     return ranged(
@@ -54,7 +54,7 @@ def choice_field(default: str, choices: Iterable[str]) -> Any:
 
 
 def different(values: Any) -> bool:
-    """Whether there is at least one value, and each is there once."""
+    """Whether there is at least one value and all are different."""
     return 0 < len(values) == len({*values})
 
 

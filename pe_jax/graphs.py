@@ -27,14 +27,14 @@ def _connected(adjacency) -> jax.Array:
 def hops(adjacency, farthest: int) -> jax.Array:
     """The number of edges on the shortest path from node to node: int32 [*B, N, N].
 
-    `farthest` + 1 where it is longer or there is none, also from and to padding.
+    `farthest` + 1 where the path is longer or does not exist, also from and to padding.
 
     Args:
       adjacency: [*B, N, N], not 0 where an edge leads from the row's node to the column's.
-      farthest: the longest distance that is told apart, at least 1.
+      farthest: the longest distance that is kept, at least 1.
 
     Raises:
-      ValueError: not square; `farthest` is no integer of at least 1.
+      ValueError: not square; `farthest` is not an integer of at least 1.
     """
     require(is_int(farthest, 1), "farthest", farthest, "pass an integer of at least 1")
     edge = _connected(adjacency)
@@ -43,10 +43,10 @@ def hops(adjacency, farthest: int) -> jax.Array:
     start = jnp.where(edge, 1, farthest + 1)
     start = jnp.where(jnp.broadcast_to(itself, edge.shape), 0, start).astype(jnp.int32)
 
-    def through(node, found):  # Floyd and Warshall; no path is longer than it is cut
-        there = jax.lax.dynamic_slice_in_dim(found, node, 1, axis=-1)
-        on = jax.lax.dynamic_slice_in_dim(found, node, 1, axis=-2)
-        return jnp.minimum(found, there + on)
+    def through(node, lengths):  # Floyd and Warshall; none exceeds farthest + 1
+        to_node = jax.lax.dynamic_slice_in_dim(lengths, node, 1, axis=-1)
+        from_node = jax.lax.dynamic_slice_in_dim(lengths, node, 1, axis=-2)
+        return jnp.minimum(lengths, to_node + from_node)
 
     return jax.lax.fori_loop(0, nodes, through, start)
 
@@ -60,7 +60,7 @@ def hop_bias(table: jax.Array, hops: jax.Array) -> jax.Array:
 
     Raises:
       ValueError: a table that is not of two axes.
-      TypeError: no array of floats.
+      TypeError: not an array of floats.
     """
     require_array("table", table, 2)
     require(table.ndim == 2, "table.shape", table.shape, "pass [H, farthest + 2]")
@@ -69,13 +69,13 @@ def hop_bias(table: jax.Array, hops: jax.Array) -> jax.Array:
 
 @python_ints
 def spectrum(adjacency, axes: int, nodes=None) -> tuple[jax.Array, jax.Array]:
-    """The lowest eigenvalues of the Laplacian but for the first, and their eigenvectors.
+    """The lowest eigenvalues of the Laplacian after the first, and their eigenvectors.
 
-    Of L = D - W, undirected: on a path they are waves of half a period, one, …; the first of all is
-    constant, with eigenvalue 0. Eigenvectors have norm 1 and either sign: multiply them by
-    `jax.random.rademacher(key, (axes,))` in training. Divided by the roots of their eigenvalues,
-    their distances are resistances between nodes. A graph of several parts has more than one
-    eigenvalue 0, and coordinates that say in which part a node is.
+    L = D - W, undirected. On a path the eigenvectors are waves of half a period, one, …; the first
+    of all, left out, is constant and has eigenvalue 0. They have norm 1 and either sign: multiply
+    them by `jax.random.rademacher(key, (axes,))` in training. Divided by the roots of their
+    eigenvalues, their distances are resistances between nodes. A graph of several components has
+    more than one eigenvalue 0, and coordinates that say which component a node is in.
 
     Args:
       adjacency: weights [*B, N, N] of edges, at least 0 and symmetric.
@@ -86,7 +86,7 @@ def spectrum(adjacency, axes: int, nodes=None) -> tuple[jax.Array, jax.Array]:
       Eigenvalues, float32 [*B, A], and coordinates, float32 [*B, N, A].
 
     Raises:
-      ValueError: not square; `axes` is no integer from 1 to N - 1.
+      ValueError: not square; `axes` is not an integer from 1 to N - 1.
     """
     _connected(adjacency)
     weights = jnp.asarray(adjacency).astype(jnp.float32)

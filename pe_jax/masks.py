@@ -2,8 +2,8 @@
 
 Each gives a `pe_jax.Mask`; write another as `pe_jax.Mask(f, arrays)`, where f(arrays, q, k) reads
 the indices of queries and keys and gives booleans [B or 1, T, S]. What windows, packed documents
-and padding hide needs no mask: `window`, `q_segments`. Chunks and prefixes are those of each
-document (`place`); a tree has the indices of the row.
+and padding hide needs no mask: `window`, `q_segments`. Chunks and prefixes count within each
+document (`place`), a tree along the row.
 
 B batch (all batch axes as one), T queries, S keys.
 """
@@ -21,7 +21,7 @@ from pe_jax.validation import is_int, require
 
 
 def place(tokens: Tokens) -> jax.Array:
-    """The index of each token within its document, if there are any, else its row: [B or 1, T]."""
+    """The index of each token within its document, or its row without documents: [B or 1, T]."""
     return tokens.index if tokens.rank is None else tokens.rank
 
 
@@ -39,9 +39,9 @@ def prefix(lengths: Any) -> Mask:
     """
     lengths = pos.as_positions(lengths, name="lengths")
     require(lengths.ndim < 2, "lengths", lengths.shape, "pass integers [B] or []")
-    known = pos.concrete(lengths)
-    if known is not None and known.size:
-        require(known.min() >= 0, "lengths", known.min(), "pass integers of at least 0")
+    values = pos.concrete(lengths)
+    if values is not None and values.size:
+        require(values.min() >= 0, "lengths", values.min(), "pass integers of at least 0")
     return Mask(_prefix, jnp.atleast_1d(lengths), looks_ahead=True)
 
 
@@ -57,13 +57,13 @@ def tree(parents: Any) -> Mask:
       parents: the index of each token's parent, known integers [T]; -1 for a root.
 
     Raises:
-      ValueError: a parent that is no token, or does not come before its child.
+      ValueError: a parent that is not a token, or does not come before its child.
     """
     parents = np.asarray(parents)
-    known = parents.ndim == 1 and np.issubdtype(parents.dtype, np.integer)
-    require(known, "parents", parents.shape, "pass integers [T], as np.asarray([-1, 0, 0])")
-    fine = (parents >= -1) & (parents < np.arange(len(parents)))
-    require(bool(fine.all()), "parents", parents.tolist(), "a parent comes before its child")
+    ok = parents.ndim == 1 and np.issubdtype(parents.dtype, np.integer)
+    require(ok, "parents", parents.shape, "pass integers [T], as np.asarray([-1, 0, 0])")
+    valid = (parents >= -1) & (parents < np.arange(len(parents)))
+    require(bool(valid.all()), "parents", parents.tolist(), "a parent comes before its child")
     sizes = np.ones(len(parents), np.int32)
     for token, parent in reversed([*enumerate(parents)]):
         if parent >= 0:

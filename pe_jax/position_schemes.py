@@ -34,7 +34,7 @@ class Contiguous(PlainFields):
     in_tests: ClassVar[bool] = False  # test positions are drawn too; else they are contiguous
 
     def bound(self, length: int, testing: bool = False) -> int | None:
-        """Exclusive upper bound of the positions of `length` tokens; None if too many tokens."""
+        """Exclusive upper bound of the positions of `length` tokens; None if they are too many."""
         return length
 
     def fits(self, length: int, limit: int | None, testing: bool = False) -> bool:
@@ -185,8 +185,8 @@ def parse(spec: str) -> Contiguous:
     """Reads `randomized(maximum=2048)`: a name, and fields that are literals.
 
     Raises:
-      ConfigError: what cannot be read, an unknown name or field (naming the nearest), or a value
-        out of range.
+      ConfigError: a spec that cannot be read, an unknown name or field (naming the nearest), or a
+        value out of range.
     """
     try:
         name, fields = specs.parse_call(spec)

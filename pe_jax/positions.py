@@ -34,7 +34,7 @@ def contiguous(length: int, offset: int | jax.Array = 0) -> jax.Array:
 
     Raises:
       ValueError: `length` is not an integer of at least 0.
-      TypeError: `offset` is no integer.
+      TypeError: `offset` is not an integer.
     """
     ok = is_int(length, 0) or jax.export.is_symbolic_dim(length)
     require(ok, "length", length, "pass an integer of at least 0")
@@ -53,8 +53,8 @@ def rank_of(index, segments, k_index, k_segments) -> jax.Array:
     """How far each token is from the first key of its segment: int32 [B, T].
 
     Args:
-      index: of the tokens among all, int32 [B or 1, T].
-      segments: their ids [B, T], each of which has one run of keys; of others the result is any.
+      index: of the tokens in their row, int32 [B or 1, T].
+      segments: their ids [B, T], each of one run of keys; for others the result is undefined.
       k_index: those of the keys, int32 [B or 1, S].
       k_segments: their ids [B, S].
     """
@@ -73,18 +73,18 @@ def document_lengths(segments, k_segments) -> jax.Array:
     """How many tokens each token's document has, on the side that has more: int32 [*B, T].
 
     Args:
-      segments: ids of documents [*B, T]; of padding (a negative id) the result is any.
+      segments: ids of documents [*B, T]; for padding (a negative id) the result is undefined.
       k_segments: those of the other side, [*B, S].
     """
 
     @functools.partial(jnp.vectorize, signature="(t),(s)->(t)")
     def of_row(ids, k_ids):
-        own, others = (
+        counts, k_counts = (
             jnp.searchsorted(row, ids, side="right", method="sort")
             - jnp.searchsorted(row, ids, method="sort")
             for row in (jnp.sort(ids), jnp.sort(k_ids))
         )
-        return jnp.maximum(own, others)
+        return jnp.maximum(counts, k_counts)
 
     return of_row(segments, k_segments)
 
@@ -158,8 +158,8 @@ def evenly_spaced(segments, trained_length: int, maximum: float) -> jax.Array:
     """(i + 1/2)·maximum/max(trained_length, n) for token i of a document of n: float32 [*B, T].
 
     Where `random_floats` was the scheme in training (arXiv 2602.14050): longer documents lie closer
-    together in the same range. A document that grows, token by token, would move: decode with the
-    final length.
+    together in the same range. Positions would move while a document grows, token by token: decode
+    with the final length.
 
     Args:
       segments: ids [*B, T] of documents packed into rows.
@@ -174,7 +174,7 @@ def evenly_spaced(segments, trained_length: int, maximum: float) -> jax.Array:
 
 
 def check_range(maximum: float) -> None:
-    """Raises ValueError unless it ends a range: above 0, and float32 holds halves up to it."""
+    """Raises ValueError unless `maximum` is above 0 and float32 holds halves up to it."""
     ok = is_real(maximum) and 0 < maximum <= EXACT / 2
     require(ok, "maximum", maximum, "pass a number above 0 and at most 2**23")
 
@@ -244,10 +244,10 @@ def augmented(
     Siméoni et al., "DINOv3", arXiv 2508.10104 (released code): one s ~ U(-shift, shift) and one
     ln j ~ U(-ln jitter, ln jitter) for each axis, and one ln r ~ U(-ln rescale, ln rescale) for
     all. The released models were trained with rescale=2 on `grid(…, normalized=True)`, and tested
-    without. A shift moves tokens in front of the grid too: augment the grid, then put them there.
+    without. A shift also moves tokens in front of the grid: augment the grid, then add them.
 
     Args:
-      key: PRNG key of what shares a draw; `jax.vmap` over keys augments each image separately.
+      key: PRNG key of one draw; `jax.vmap` over keys augments each image separately.
       positions: [..., A]; `shift` is in their unit, the other two have none.
       shift: at least 0; 0 disables it.
       jitter: at least 1; 1 disables it.
@@ -340,7 +340,7 @@ def grid(
         parameters for such tokens (`learned_grid` with a prefix, `swin` with a class token).
 
     Raises:
-      ValueError: a size below 1, a negative prefix, numbers in front of normalized positions.
+      ValueError: a size below 1, a negative prefix, `numbered` and `normalized` together.
     """
     _sizes("height, width", (height, width))
     require(is_int(prefix, 0), "prefix", prefix, "pass an integer of at least 0")
@@ -382,8 +382,8 @@ def multimodal(spans, interval=1) -> jax.Array:
     from its start; what follows starts one past the largest position so far. (Hugging Face's code
     starts one past the rows and columns only, which differs for a video with more frames.)
 
-    Qwen2.5-VL counts seconds: a frame stands at floor(its number · `interval`), which is the
-    config's `tokens_per_second` times the seconds from one frame (in patches) to the next.
+    Qwen2.5-VL counts seconds: frame n is at floor(n · `interval`), and the interval is the config's
+    `tokens_per_second` times the seconds from one frame (in patches) to the next.
 
     Args:
       spans: in order; each is `n` text tokens, `(height, width)` of an image, or `(frames, height,
@@ -391,18 +391,18 @@ def multimodal(spans, interval=1) -> jax.Array:
       interval: positions from one frame to the next, a number above 0, or one for each video.
 
     Raises:
-      ValueError: a span that is none of these, or a size below 1; an interval of no number above 0,
-        or not as many as videos.
+      ValueError: a span that is none of these, or a size below 1; an interval that is not above 0,
+        or not one per video.
     """
     fix = "pass a list of spans, as [5, (2, 3), 4]"
     require(isinstance(spans, list | tuple | np.ndarray), "spans", spans, fix)
     videos = sum(np.size(span) == 3 for span in spans)
-    alike = np.ndim(interval) == 0
-    intervals: Any = [interval] * max(videos, 1) if alike else interval
-    ok = (alike or len(intervals) == videos) and all(is_real(x) and x > 0 for x in intervals)
+    scalar = np.ndim(interval) == 0
+    intervals: Any = [interval] * max(videos, 1) if scalar else interval
+    ok = (scalar or len(intervals) == videos) and all(is_real(x) and x > 0 for x in intervals)
     fix = f"pass a number above 0, or one for each of {videos} videos"
     require(ok, "interval", interval, fix)
-    each, start = iter(intervals), 0
+    steps, start = iter(intervals), 0
     blocks: list[np.ndarray] = [np.zeros((0, 3), np.int32)]
     for span in spans:
         sizes = tuple(np.atleast_1d(span).tolist())
@@ -415,7 +415,7 @@ def multimodal(spans, interval=1) -> jax.Array:
             sizes = (1,) * (3 - len(sizes)) + sizes
             cells = np.indices(sizes).reshape(3, -1).T
             if np.size(span) == 3:
-                cells[:, 0] = np.floor(cells[:, 0] * float(next(each)))
+                cells[:, 0] = np.floor(cells[:, 0] * float(next(steps)))
         blocks.append(start + cells)
         start += int(cells.max()) + 1
     return as_positions(np.concatenate(blocks))
@@ -467,13 +467,13 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
             positions = positions.astype(np.int32)
     dtype = positions.dtype
     if jnp.issubdtype(dtype, jnp.integer):
-        known = concrete(positions) if dtype in (jnp.uint32, jnp.uint64, jnp.int64) else None
-        if known is not None and (wrong := known[known.astype(np.int32) != known]).size:
+        values = concrete(positions) if dtype in (jnp.uint32, jnp.uint64, jnp.int64) else None
+        if values is not None and (wrong := values[values.astype(np.int32) != values]).size:
             raise ValueError(f"{name}: {wrong[0]} does not fit int32; keep |position| below 2**31")
         return jnp.asarray(positions).astype(jnp.int32)
     if real and dtype in (jnp.float32, jnp.float64):
-        known = concrete(positions)
-        if known is not None and not np.isfinite(known).all():
+        values = concrete(positions)
+        if values is not None and not np.isfinite(values).all():
             raise ValueError(f"{name}: holds a value that is not finite; pass finite positions")
         check_exact(positions, name)
         return jnp.asarray(positions, jnp.float32)
@@ -498,7 +498,7 @@ def check_near(positions, name: str = "positions") -> None:
 
 def _farthest(positions):
     """The position farthest from 0, or None where none is known."""
-    known = concrete(positions)
-    if known is None or not known.size:
+    values = concrete(positions)
+    if values is None or not values.size:
         return None
-    return known.flat[np.abs(known.astype(np.float64)).argmax()]  # |-2**31| is not an int32
+    return values.flat[np.abs(values.astype(np.float64)).argmax()]  # |-2**31| is not an int32

@@ -1,6 +1,6 @@
 """Config strings, read and written: `rope(base=5e5)`, a sum `t5+rope`, a pattern `rope*3,nope`.
 
-A layer of a pattern has settings besides: `rope@window=512*3,nope`.
+A layer of a pattern may also have settings: `rope@window=512*3,nope`.
 
 Reading gives a syntax tree of `Call`s; `build` makes an object of one, with a table of classes. The
 classes are frozen dataclasses, whose fields are the settings; `format_spec` writes one back.
@@ -51,11 +51,11 @@ def parse_pattern(spec: str, example: str, nested: str, settings: tuple[str, ...
     """Reads names, `name(field=value, …)`, sums `a+b`, repetitions `a*3` and sequences `a,b`.
 
     `a@setting=3` gives the layer, or each layer of a pattern in parentheses, one of the `settings`,
-    a number of at least 0; in a sum it is the sum's. For error messages, `example` is a valid spec
-    and `nested` says what a field may hold besides a literal.
+    a number of at least 0; in a sum it is one of the whole sum. In error messages, `example` is a
+    valid spec and `nested` says what a field may hold besides a literal.
 
     Raises:
-      ConfigError: what cannot be read, with the piece at fault.
+      ConfigError: a spec that cannot be read, with the piece at fault.
     """
     try:
         # Python has no `a@b=3`; `a@b(3)` binds as it should: as `*` does, before `+`
@@ -71,8 +71,8 @@ def _pattern(node: ast.expr, nested: str, known: tuple[str, ...]) -> Pattern:
     match node:
         case ast.Name() | ast.Call(func=ast.Name(), args=[]):
             return (Layer((_call(node, nested=nested),), {}),)
-        case ast.Tuple(elts=parts):
-            return tuple(layer for part in parts for layer in _pattern(part, nested, known))
+        case ast.Tuple(elts=elements):
+            return tuple(layer for item in elements for layer in _pattern(item, nested, known))
         case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))) if times > 0:
             layers = _pattern(left, nested, known)
             count = len(layers) * times
@@ -103,11 +103,11 @@ def _number(name: str, value: ast.expr, known: tuple[str, ...]) -> int:
         hint = _suggestion(name, dict.fromkeys(known))
         raise ConfigError(f"a layer has no setting {shown(name, 80)}; {hint}")
     try:
-        given = ast.literal_eval(value)
+        number = ast.literal_eval(value)
     except ValueError:
-        given = ast.unparse(value)
-    require(is_int(given, 0), f"@{name}", given, "write an integer of at least 0")
-    return int(given)
+        number = ast.unparse(value)
+    require(is_int(number, 0), f"@{name}", number, "write an integer of at least 0")
+    return int(number)
 
 
 def _merged(settings: dict[str, int], layer: Layer) -> dict[str, int]:
@@ -130,10 +130,10 @@ def _call(node: ast.expr, nested: str | None) -> Call:
 def _fields(keywords: list[ast.keyword], nested: str | None) -> dict[str, Any]:
     fields = {}
     for keyword in keywords:
-        shown = ast.unparse(keyword)
+        text = ast.unparse(keyword)
         if keyword.arg is None or keyword.arg in fields:
             fix = "write field=value" if keyword.arg is None else "give each field once"
-            raise ConfigError(f"cannot read {shown!r}; {fix}")
+            raise ConfigError(f"cannot read {text!r}; {fix}")
         match keyword.value:
             case ast.Call(func=ast.Name(), args=[]) if nested:
                 fields[keyword.arg] = _call(keyword.value, nested)
@@ -141,7 +141,7 @@ def _fields(keywords: list[ast.keyword], nested: str | None) -> dict[str, Any]:
                 try:
                     fields[keyword.arg] = ast.literal_eval(literal)
                 except ValueError:
-                    raise ConfigError(f"{shown}: pass a literal, or {nested}") from None
+                    raise ConfigError(f"{text}: pass a literal, or {nested}") from None
     return fields
 
 
@@ -180,7 +180,7 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
 
 
 def format_call(name: str, fields: Mapping[str, str], separator: str = ",") -> str:
-    """`name(field=value,…)` of values that are written already; a name alone without fields."""
+    """`name(field=value,…)` of values that are formatted already; a name alone without fields."""
     listed = separator.join(f"{field}={value}" for field, value in fields.items())
     return f"{name}({listed})" if fields else name
 

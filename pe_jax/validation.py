@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable)
 
 
 class ConfigError(ValueError):
-    """What the user can put right: a setting, a file, a folder. Programs show it on one line.
+    """An error that the user can fix: a setting, a file, a folder. Programs show it on one line.
 
     Other ValueErrors are faults of the code, and keep their traceback.
     """
@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
 class PlainFields:
     """Base of frozen dataclasses whose fields are made `plain` before `__post_init__` checks them.
 
-    NumPy's integers overflow (8 · np.uint8(32) is 0), and are written as no spec or checkpoint is.
+    NumPy's integers overflow (8 · np.uint8(32) is 0), and specs and checkpoints cannot hold them.
     """
 
     def __init_subclass__(cls, **options):

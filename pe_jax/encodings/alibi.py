@@ -2,9 +2,9 @@
 
     softmax(q·k/sqrt(E) - m_h·|distance|),    m_h = 2^(-8h/H),  h = 1 … H
 
-For other head counts than powers of two: the slopes of the next lower power, then every other one
-of the power above it (the authors' code). Under a causal mask |distance| = distance; without one,
-the bias is symmetric, as the authors advise for encoders.
+Where H is not a power of two: the slopes of the next lower power, then every other one of the power
+above it (the authors' code). Under a causal mask |distance| = distance; without one, the bias is
+symmetric, as the authors advise for encoders.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ def slopes(num_heads: int, bias_max: float = 8.0) -> jax.Array:
       bias_max: the last of 2^h heads has the slope 2^-bias_max (MPT's `alibi_bias_max`).
 
     Raises:
-      ValueError: `num_heads` is not a positive integer, `bias_max` no number above 0.
+      ValueError: `num_heads` is not a positive integer, `bias_max` not a number above 0.
     """
     require(is_int(num_heads, 1), "num_heads", num_heads, "pass an integer of at least 1")
     require(is_real(bias_max) and bias_max > 0, "bias_max", bias_max, "pass a number above 0")
@@ -54,7 +54,7 @@ def bias(distance, num_heads: int) -> jax.Array:
 class ALiBi(Encoding):
     """Subtracts a penalty that grows with the distance, at a rate fixed for each head.
 
-    `bias_max` is MPT's `alibi_bias_max`; `scaled` divides the penalty, too, by sqrt(E) (Falcon).
+    `bias_max` is MPT's `alibi_bias_max`; `scaled` divides the penalty by sqrt(E) too (Falcon).
     """
 
     bias_max: float = 8.0

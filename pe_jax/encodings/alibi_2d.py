@@ -30,8 +30,8 @@ def bias(distance, num_heads: int) -> jax.Array:
 
 def penalty(slopes: jax.Array, distance: jax.Array) -> jax.Array:
     """-m_h·‖distance‖: float32 [H, *n] for slopes [H] and distances [*n, A]."""
-    far = jnp.sqrt(jnp.square(distance.astype(jnp.float32)).sum(-1))
-    return -slopes.reshape(-1, *(1,) * far.ndim) * far[None]
+    length = jnp.sqrt(jnp.square(distance.astype(jnp.float32)).sum(-1))
+    return -slopes.reshape(-1, *(1,) * length.ndim) * length[None]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Claims(NamedTuple):
 
 
 class Params(NamedTuple):
-    """Parameters of one layer's encoding: `shared` by the whole model, `layer` its own."""
+    """Parameters of one layer's encoding: `shared` by the whole model, and those of the `layer`."""
 
     shared: Any
     layer: Any
@@ -139,9 +139,9 @@ class Encoding(PlainFields):
         try:
             terms = self.inputs(params.shared)
         except (KeyError, TypeError, ValueError):
-            known = shown(params.shared, 80)
+            value = shown(params.shared, 80)
             fix = f"not those of {type(self).__name__}; pass encoding.init(key, dims)"
-            raise ValueError(f"params.shared={known}: {fix}") from None
+            raise ValueError(f"params.shared={value}: {fix}") from None
         if not terms:
             return x
         require_array("x", x, 2)
@@ -175,9 +175,9 @@ def require_dims(dims: Any) -> None:
 @functools.lru_cache(512)
 def abstract_terms(encoding: Encoding, dims: Dims) -> tuple[Term, ...]:
     """The terms with abstract arrays (`jax.eval_shape`): all that is known without parameters."""
-    made = jax.eval_shape(lambda: encoding.terms(encoding.init(jax.random.key(0), dims), dims))
-    # kept, they are not to be of the mesh that is in force now
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made)
+    terms = jax.eval_shape(lambda: encoding.terms(encoding.init(jax.random.key(0), dims), dims))
+    # without shardings: the cache must not hold the current mesh
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), terms)
 
 
 @functools.lru_cache(512)

@@ -5,7 +5,7 @@
 
 A segment is a piece of meaning (a sentence, a line), not a packed document. A position is the pair
 (index of the segment, position inside it), as `pe_jax.positions.bilevel` counts them. The paper's
-absolute half is a learned table; sinusoids of it need no table.
+absolute half is a learned table; `absolute="sinusoidal"` needs none.
 """
 
 import dataclasses
@@ -39,12 +39,12 @@ class BiPE(Encoding):
     claims = Claims(axes=2)
 
     def __post_init__(self):
-        for field, known in (
+        for field, options in (
             ("relative", ("rope", "alibi")),
             ("absolute", ("learned", "sinusoidal")),
         ):
             value = getattr(self, field)
-            require(value in known, field, value, f"choose {' or '.join(known)}")
+            require(value in options, field, value, f"choose {' or '.join(options)}")
         require(is_int(self.length, 1), "length", self.length, "pass an integer of at least 1")
         RoPE(self.base)  # checks the base
 
@@ -94,11 +94,11 @@ class Between:
     fn: Callable
 
     def __call__(self, arrays, x, positions):
-        """X [..., T, H, E] at positions [..., T, 2]."""
+        """x [..., T, H, E], rotated at positions [..., T, 2]."""
         return self.fn(arrays, x, positions[..., BETWEEN])
 
 
 def penalty(slopes, distance):
-    """-m_h·|d| of the segments between: [H, *n] for distances [*n, 2]."""
+    """-m_h·|d| for the distance d in segments: [H, *n] for distances [*n, 2]."""
     size = jnp.abs(distance[..., BETWEEN])[None].astype(jnp.float32)
     return -slopes.reshape(-1, *(1,) * (size.ndim - 1)) * size

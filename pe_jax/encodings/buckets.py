@@ -30,7 +30,7 @@ def _check_edges(edges) -> None:
 def bucket(distance, edges=(0, 1, 4, 16), directional: bool = False) -> jax.Array:
     """The group of each distance: int32, the shape of `distance`.
 
-    Group g holds edges[g-1] < |distance| ≤ edges[g]; the last one, all beyond the last edge. With
+    Group g holds edges[g-1] < |distance| ≤ edges[g]; the last group, all beyond. With
     `directional`, negative distances (keys to the right) take len(edges) + 1 + their group.
 
     Args:

@@ -4,8 +4,8 @@
     score_ij = q_i·k_j/sqrt(E) - |Σ_{l ≤ i} p_l - Σ_{l ≤ j} p_l|
 
 ALiBi with slopes that each token learns from its context. As log sigmoid(-z) = -softplus(z), this
-is FoX (arXiv 2503.02130) with gates of the opposite sign: the two papers found the same bias. Here
-as in the authors' code (axiomlab/Cable), except that their q·k is not divided by sqrt(E); without
+is FoX (arXiv 2503.02130) with gates of the opposite sign: the two papers found the same bias. This
+follows the authors' code (axiomlab/Cable), except that their q·k is not divided by sqrt(E); without
 a causal mask the bias is symmetric.
 """
 

@@ -3,14 +3,14 @@
     R(p) x = RoPE(p)·P x,     P = (I - S)(I + S)^-1,     S skew-symmetric, learned
 
 RoPE in a learned basis: pair i of P x turns by Σ_a p_a·θ_ai. Every rotation of q and k whose
-product depends on the displacement alone is one of these (theorem 3.4). P is one for q and k of all
-heads of a layer, so that it cancels where two tokens are at one place.
+product depends on the displacement alone is one of these (theorem 3.4). All heads of a layer share
+P, for q and for k, so that it cancels for two tokens at the same position.
 
-Where q and k are projections of an input, P could be a part of both: the scheme is then RoPE-Mixed
-with weights that are learned along another path. With a norm between the two it is more than that.
+Where q and k are projections of an input, P can be merged into both: the scheme is then RoPE-Mixed
+with weights that are parametrized differently. With a norm between the two it is more than that.
 
-The paper leaves θ to RoPE; LSP-DETR, which was released with it, learns θ [A, E/2] from
-`base`^(-2i/E), the same on all axes, with base 100: so it is here.
+The paper takes θ from RoPE; LSP-DETR, which was released with it, learns θ [A, E/2] and begins with
+`base`^(-2i/E), the same on all axes, with base 100, as here.
 """
 
 import dataclasses
@@ -30,18 +30,18 @@ def basis(skew: jax.Array) -> jax.Array:
     """P = (I - S)(I + S)^-1, orthogonal: float32 [E, E].
 
     Args:
-      skew: [E, E]; only what lies above the diagonal is read: S is that minus its transpose.
+      skew: [E, E]; only the part above the diagonal is read: S is that part minus its transpose.
 
     Raises:
       ValueError: not a square matrix.
-      TypeError: no array of floats.
+      TypeError: not an array of floats.
     """
     require_array("skew", skew, 2)
     square = skew.ndim == 2 and skew.shape[0] == skew.shape[1]
     require(square, "skew.shape", skew.shape, "pass a square matrix")
     upper = jnp.triu(skew.astype(jnp.float32), 1)
-    s, one = upper - upper.T, jnp.eye(len(upper), dtype=jnp.float32)
-    return jnp.linalg.solve(one + s, one - s)  # the two commute
+    s, identity = upper - upper.T, jnp.eye(len(upper), dtype=jnp.float32)
+    return jnp.linalg.solve(identity + s, identity - s)  # the two commute
 
 
 def rotate(
@@ -69,15 +69,15 @@ def rotate(
     fits = len(matrix) == x.shape[-1]
     require(fits, "skew.shape", skew.shape, f"x has {x.shape[-1]} channels per head")
     exact = jax.lax.Precision.HIGHEST
-    there = jnp.einsum("ij,...j->...i", matrix, x.astype(jnp.float32), precision=exact)
-    return rope_mixed.rotate(there, positions, frequencies[:, None], layout).astype(x.dtype)
+    mapped = jnp.einsum("ij,...j->...i", matrix, x.astype(jnp.float32), precision=exact)
+    return rope_mixed.rotate(mapped, positions, frequencies[:, None], layout).astype(x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class CayleyString(Encoding):
-    """Rotates q and k in a learned basis; S begins at 0, where the basis is the channels'.
+    """Rotates q and k in a learned basis; S begins at 0, where P is the identity.
 
-    `base` gives initial frequencies only: 100 is for indices of patches, 1e4 for those of tokens.
+    `base` only sets initial frequencies: use 100 for indices of patches, 1e4 for those of tokens.
     """
 
     axes: int = 2
@@ -95,7 +95,7 @@ class CayleyString(Encoding):
         return Claims(axes=self.axes, real_positions=True)
 
     def check(self, dims):
-        """A head must be even."""
+        """The head width must be even."""
         fix = "rotations turn pairs: use an even head width"
         require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
 

@@ -5,10 +5,10 @@
     score_ij = q_i·(k_j + e[p_ij])                      e[p] between e[⌊p⌋] and e[⌈p⌉]
 
 q is divided by sqrt(E) throughout, as in the authors' code (their listing leaves q·e undivided).
-Positions stop at the last vector: a tile in which every query has counted to it has one number for
-each row, and computes no gates. The score has a kink where a position is whole, so its gradient by
-the gates jumps there. Keys are counted in the order of the array; masked keys are not counted. The
-paper is causal; without a causal mask a key's position counts all keys from it to the end.
+Positions stop at the last vector: a tile in which every query has counted that far has one bias per
+row and computes no gates. The score has a kink where a position is whole, so its gradient with
+respect to the gates jumps there. Keys are counted in the order of the array; masked keys are not.
+The paper is causal; without a causal mask a key's position counts all keys from it to the end.
 """
 
 import dataclasses

@@ -48,10 +48,10 @@ def bias(distance, window: tuple[int, ...], w1, b1, w2) -> jax.Array:
       b1: [N].
       w2: [N, H].
     """
-    at = log_spaced(distance, window)
+    x = log_spaced(distance, window)
     # few products: a matmul, which TF32 would round, is no faster
-    row = at[..., :1]  # its last axis is that of the hidden units
-    hidden = sum(at[..., a, None] * align(w1[a], row) for a in range(len(window))) + align(b1, row)
+    row = x[..., :1]  # its last axis is that of the hidden units
+    hidden = sum(x[..., a, None] * align(w1[a], row) for a in range(len(window))) + align(b1, row)
     precise = jax.lax.Precision.HIGHEST
     logits = jnp.einsum("...n,nh->h...", jax.nn.relu(hidden), w2, precision=precise)
     return 16 * jax.nn.sigmoid(logits)

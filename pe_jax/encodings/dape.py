@@ -2,8 +2,8 @@
 
     score = A + B + f([A, B]),      f = W₂ LeakyReLU(W₁ · + b₁) + b₂, over the heads of one pair
 
-A = q·k/sqrt(E), B the bias of another scheme: sum it with one, as `alibi+dape`; alone it is the
-paper's DAPE without positions, with B = 0. (The paper was first called CAPE.)
+A = q·k/sqrt(E), and B is the bias of another scheme in a sum, such as `alibi+dape`. Alone, B = 0,
+which is the paper's DAPE without positions. (The paper was first called CAPE.)
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ def adapt(scores: jax.Array, bias: jax.Array, w1, b1, w2, b2) -> jax.Array:
       w2: [M, H].
       b2: [H].
     """
-    both = jnp.concatenate([scores, bias], axis=1)
-    hidden = jax.nn.leaky_relu(jnp.einsum("bgts,gm->bmts", both, w1) + b1[None, :, None, None])
+    stacked = jnp.concatenate([scores, bias], axis=1)
+    hidden = jax.nn.leaky_relu(jnp.einsum("bgts,gm->bmts", stacked, w1) + b1[None, :, None, None])
     return jnp.einsum("bmts,mh->bhts", hidden, w2) + b2[None, :, None, None]
 
 
@@ -42,7 +42,7 @@ class DAPE(Encoding):
         require(is_int(self.hidden, 1), "hidden", self.hidden, "pass an integer of at least 1")
 
     def init_layer(self, key, dims):
-        """w1 [2H, M], b1 [M], w2 [M, H], b2 [H]: uniform in ±1/sqrt(rows), as the authors'."""
+        """w1 [2H, M], b1 [M], w2 [M, H], b2 [H]: uniform in ±1/sqrt(rows), as in their code."""
         keys, sizes = jax.random.split(key, 4), (2 * dims.heads, self.hidden, dims.heads)
 
         def uniform(key, rows, *shape):

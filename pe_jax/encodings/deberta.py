@@ -3,10 +3,10 @@
     score = [q_i·k_j + q_i·K^r_{δ(i,j)} + k_j·Q^r_{δ(i,j)}]/sqrt(3E)         (c2c, c2p, p2c)
 
 K^r = P W_K and Q^r = P W_Q project one table P of relative positions that the whole model shares.
-Deviation from the paper, after the released code: the third term takes δ(i,j), where eq. 4 writes
+Unlike the paper, as in the released code: the third term takes δ(i,j), where eq. 4 writes
 δ(j,i). δ is the distance clipped to ±max_distance (v1), or its bucket (v2): exact up to half of
 `buckets`, then logarithmic, rounded up. The projections have no bias here; v2's code adds one.
-With one of the position terms alone the root is of 2E: the scale counts the terms.
+With one position term alone the divisor is sqrt(2E): the scale counts the terms.
 
 The logarithm is never taken: the thresholds of ceil(log(n/mid)/log((max_distance-1)/mid)·(mid-1))
 are found in whole numbers. (Written with float logs, torch and jitted JAX disagree at 511.)
@@ -78,11 +78,11 @@ def bucket(distance, buckets: int | None = 256, max_distance: int = 512) -> jax.
     span = max_distance if buckets is None else buckets
     if buckets is not None:
         mid = buckets // 2
-        reach = jnp.abs(distance)
+        size = jnp.abs(distance)
         starts = jnp.asarray(np.minimum(thresholds(buckets, max_distance), 2**31 - 1), jnp.int32)
-        beyond = reach[..., None] >= align(starts, reach[..., None])
+        beyond = size[..., None] >= align(starts, size[..., None])
         far = mid + jnp.sum(beyond, axis=-1, dtype=jnp.int32)
-        distance = jnp.sign(distance) * jnp.where(reach <= mid, reach, far)
+        distance = jnp.sign(distance) * jnp.where(size <= mid, size, far)
     return jnp.clip(distance + span, 0, 2 * span - 1)
 
 
@@ -115,7 +115,7 @@ class DeBERTa(Encoding):
         """W_K (for c2p) and W_Q (for p2c) [H, D, E]."""
         shape = (dims.heads, dims.width, dims.head_dim)
         w = dims.width**-0.5 * jax.random.normal(key, (2, *shape), jnp.float32)
-        return {WEIGHTS[kind]: each for kind, each in zip(TYPES, w, strict=True) if self._has(kind)}
+        return {WEIGHTS[kind]: proj for kind, proj in zip(TYPES, w, strict=True) if self._has(kind)}
 
     def terms(self, params, dims):
         table, layer, horizon = params.shared["table"], params.layer, self._horizon()

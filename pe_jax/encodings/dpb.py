@@ -6,10 +6,10 @@ for the distance d = i - j and a perceptron f with `depth` layers of SiLU units,
 share. The paper's is of two axes, with ReLU after layer norm; x-transformers' `DynamicPositionBias`
 has one axis, SiLU, no norm by default, and the choice of the logarithm.
 
-f is not bounded. Of the distance itself it is almost linear far out, like ALiBi with a learned
-slope on each side, and begins with about ±12 at distance 128; of the logarithm it is like KERPLE's,
-and begins with about ±0.4. Scores of 10,000 are float32 numbers that know q·k to 0.001: take the
-logarithm for long contexts. Weights begin uniform in ±1/sqrt(fan-in).
+f is not bounded. As a function of the distance it is almost linear far out, like ALiBi with a
+learned slope on each side, and begins with about ±12 at distance 128; as a function of the
+logarithm it is like KERPLE's, and begins with about ±0.4. A float32 score of 10,000 holds q·k to
+0.001 only: use the logarithm for long contexts. Weights begin uniform in ±1/sqrt(fan-in).
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ def bias(
       b_in: [N].
       w_out: [N, H].
       b_out: [H].
-      w_hidden: of the layers between, [depth - 1, N, N].
+      w_hidden: those of the layers between, [depth - 1, N, N].
       b_hidden: [depth - 1, N].
       log_distance: whether f is of sign(d)·ln(1 + |d|).
 
@@ -75,9 +75,9 @@ class DPB(Encoding):
 
     def init_shared(self, key, dims):
         """w_in, b_in [N]; w_out [N, H], b_out [H]; with a `depth` above 1, w_hidden, b_hidden."""
-        size, more = self.hidden or max(dims.width // 4, 1), self.depth - 1
+        size, inner = self.hidden or max(dims.width // 4, 1), self.depth - 1
         shapes = {"w_in": (size,), "b_in": (size,)}
-        shapes |= {"w_hidden": (more, size, size), "b_hidden": (more, size)} if more else {}
+        shapes |= {"w_hidden": (inner, size, size), "b_hidden": (inner, size)} if inner else {}
         shapes |= {"w_out": (size, dims.heads), "b_out": (dims.heads,)}
         keys = jax.random.split(key, len(shapes))
 

@@ -1,16 +1,16 @@
 """Dual chunk attention: An et al., "Training-Free Long-Context Scaling", arXiv 2402.17463.
 
 RoPE (arXiv 2104.09864) with positions that restart in each chunk of c = chunk_size - local_size
-tokens, so that no angle exceeds those of training. Keys stand at j mod c. A query at i stands at
+tokens, so that no angle exceeds those of training. A key at j has position j mod c, a query at i
 
     i mod c                       for keys of its own chunk
     min(i mod c + c, chunk_size)  for those of the chunk before: exact for the local_size nearest
     min(2c - 1, chunk_size)       for all others
 
 Each query is rotated three times, each key once. This follows the authors' code (ChunkLlama) and
-vLLM's, which serve Qwen2.5-1M (arXiv 2501.15383) so: chunk_size is three quarters of the trained
-length and local_size a sixteenth of it. The paper caps the last two at chunk_size - 1. Causal only:
-keys of a later chunk have no place here.
+vLLM's. For Qwen2.5-1M (arXiv 2501.15383) chunk_size is three quarters of the trained length and
+local_size a sixteenth of it. The paper caps the last two at chunk_size - 1. Causal only: keys of a
+later chunk have no position here.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from pe_jax.validation import is_int, require
 
 @dataclasses.dataclass(frozen=True)
 class DualChunk(RoPE):
-    """RoPE within chunks; at most `chunk_size` between two of them."""
+    """RoPE within chunks; between chunks, distances are at most `chunk_size`."""
 
     chunk_size: int = 3072
     local_size: int = 256
@@ -42,7 +42,7 @@ class DualChunk(RoPE):
 
     @property
     def chunk(self) -> int:
-        """How many tokens have different positions."""
+        """c, the number of tokens per chunk."""
         return self.chunk_size - self.local_size
 
     def terms(self, params, dims):
@@ -58,7 +58,7 @@ class DualChunk(RoPE):
         return jnp.concatenate(views, axis=-1)
 
     def rotate_k(self, _, k, positions, lengths=None):
-        """K at n mod c: [..., S, K, E]."""
+        """k rotated at n mod c: [..., S, K, E]."""
         return self._rotated(k, jnp.remainder(jnp.asarray(positions), self.chunk), lengths)
 
     def _rotated(self, x, positions, lengths):

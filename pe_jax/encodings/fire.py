@@ -8,7 +8,7 @@ are learned. As i ≥ |i - j| under a causal mask, f sees [0, 1] only, at any le
 has its own parameters; with `shared`, all layers share one set (the paper's FIRE-S).
 
 The absolute values make both logarithms finite whatever is learned; a key to the right (no causal
-mask) is taken by its distance, as in the authors' code. Weights begin uniform in ±1/sqrt(fan-in).
+mask) counts by its |distance|, as in the authors' code. Weights begin uniform in ±1/sqrt(fan-in).
 """
 
 import dataclasses
@@ -85,8 +85,7 @@ class FIRE(Encoding):
         return {} if self.shared else self._init(key, dims)
 
     def terms(self, params, dims):
-        own = params.shared if self.shared else params.layer
-        return (PairBias(self.bias, own),)
+        return (PairBias(self.bias, params.shared if self.shared else params.layer),)
 
     def bias(self, arrays, q_pos, k_pos):
         """f(ψ(|i - j|)/ψ(max(L, i))): float32 [*B, H, T, S]."""

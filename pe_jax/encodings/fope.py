@@ -1,18 +1,18 @@
-"""FoPE: Hua et al., "Fourier Position Embedding", arXiv 2412.17739, where RoPE has one frequency.
+"""FoPE: Hua et al., "Fourier Position Embedding", arXiv 2412.17739: a series for each pair of RoPE.
 
     z'_j = (c_j(n) + i·s_j(n))·z_j      for pair j, z_j = a + i·b, of a query or key at position n
     c_j(n) = Σ_i A_ij·cos(n·θ_i),       s_j(n) = Σ_i B_ij·sin(n·θ_i),      θ_i = base^(-2i/E)
 
-over the F frequencies that turn at least once in the context of training, θ_i ≥ 2π/L, which the
-first F pairs have; pairs whose frequency is below that floor do not turn. A and B begin as the
-identity and noise, and are not trained, as in the authors' code.
+over the F frequencies that turn at least once in the training context, θ_i ≥ 2π/L, which the first
+F pairs have; pairs of lower frequencies do not turn. A and B begin as the identity plus noise and
+are not trained, as in the authors' code.
 
-It is no rotation: norms change, and a product depends on both positions, not on their distance
+This is not a rotation: norms change, and a product depends on both positions, not on their distance
 alone. With A = B = 1 it is RoPE whose slow frequencies are 0 (`rope_scaling.ClippedRoPE`, `hard`).
 
 Where releases differ, this follows the paper. The authors' code has a series for at most E/4 pairs,
-and for pairs that do not turn a sine of 1 in the place of 0, so that those count twice; vLLM's
-(for Intern-S1-Pro) has 0. With fewer key heads, the queries of a key head share its series (vLLM).
+and gives pairs that do not turn a sine of 1 instead of 0, so that they count twice; vLLM's (for
+Intern-S1-Pro) has 0. With fewer key heads, the queries of a key head share its series (vLLM).
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from pe_jax.validation import is_int, is_real, python_ints, require, require_boo
 
 @python_ints
 def frequencies(dim: int, length: int, base: float = 1e4) -> jax.Array:
-    """Those of RoPE's θ_i ≥ 2π/length: float32 [F], radians per position.
+    """RoPE's frequencies θ_i ≥ 2π/length: float32 [F], radians per position.
 
     Raises:
       ValueError: an odd `dim`; a `length` below 7 (2π, the period of the fastest); `base` ≤ 1.
@@ -87,8 +87,8 @@ def rotate(
 class FoPE(Encoding):
     """Multiplies q and k by Fourier series of their positions; `length` is that of training.
 
-    Coefficients begin as the identity plus noise of deviation gain·sqrt(2/(F·(F + K))), that of the
-    authors' code, for K key heads. `learned` trains them.
+    Coefficients begin as the identity plus noise with standard deviation gain·sqrt(2/(F·(F + K)))
+    for K key heads, as in the authors' code. `learned` trains them.
     """
 
     length: int = 512
@@ -106,7 +106,7 @@ class FoPE(Encoding):
         require_bool("learned", self.learned)
 
     def check(self, dims):
-        """A head must be even."""
+        """The head width must be even."""
         fix = "FoPE multiplies pairs: use an even head width"
         require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
 
@@ -123,6 +123,6 @@ class FoPE(Encoding):
         return (Rotation(self.rotate, self.rotate, series, heads=0),)
 
     def rotate(self, series, x, positions):
-        """Its product with the series: [..., T, H, E]."""
+        """x times its series: [..., T, H, E]."""
         theta = frequencies(x.shape[-1], self.length, self.base)
         return rotate(x, positions, theta, **series)

@@ -5,9 +5,9 @@
     score_ij = q_i·k_j/sqrt(E) + Σ_{l = j+1 … i} ψ_il
 
 p̂ is p divided by its root mean square, R(l) turns all pairs of channels by l radians, and the
-slopes are ALiBi's. As in the authors' code (model-architectures/GRAPE, model `grape-ap-v1`): the
-paper divides p_i too. A row's sum runs from the query back, over tokens that the query weighs
-itself: unlike FoX's it is no difference of two sums. Without a causal mask it runs from the end.
+slopes are ALiBi's. This follows the authors' code (model-architectures/GRAPE, model `grape-ap-v1`);
+the paper divides p_i too. A row's sum runs from the query back, over costs that depend on the
+query: unlike FoX's it is not a difference of two sums. Without a causal mask it runs from the end.
 """
 
 import dataclasses
@@ -32,9 +32,9 @@ def turn(p: jax.Array, positions: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class GRAPEAP(Encoding):
-    """Subtracts what the tokens between cost, by `width` numbers of each token and head.
+    """Subtracts the costs of the tokens between, from `width` numbers per token and head.
 
-    `bias_max` is that of the slopes, as ALiBi's: the authors have 8.
+    `bias_max` sets the slopes, as in ALiBi; the authors use 8.
     """
 
     width: int = 8

@@ -3,12 +3,12 @@
     r_i = W x_i;    score_ij = τ_i·(scale·q_i·k_j + r_i·P[:, i - j])    for 0 ≤ i - j < extent
     τ_i = 1 + a·ln(max((i + 1)/floor, 1))
 
-Farther keys have no bias. x is the layer's input; W gives each head C numbers, and P [C, extent] is
-of the layer, one for all heads. As in the released code of both versions:
+Farther keys have no bias. x is the layer's input; W gives each head C numbers, and the heads of a
+layer share P [C, extent]. As in the released code of both versions:
 https://github.com/huggingface/transformers/tree/v5.23.0/src/transformers/models/inkling
 
-* Inkling: q and k are RMS-normed per head and multiplied by 1/E, not 1/sqrt(E): the model's,
-  `qk_norm` and `scale` of `attention`. Sliding layers have extent = window and no `floor`.
+* Inkling: q and k are RMS-normed per head and multiplied by 1/E, not 1/sqrt(E): set `qk_norm`
+  of the model and `scale` of `attention`. Sliding layers have extent = window and no `floor`.
 * Inkling 2: no norms; q, k and r are scaled down to at most `clip_qk` = 512^½ and `clip_states` =
   8, and each query has a sink: `inkling(clip_qk=…,clip_states=8.0)+sink(from_input=True)`. Its
   learned scales of q and r are factors of the projections.
@@ -42,7 +42,7 @@ def clip_norm(x: jax.Array, most: float | None) -> jax.Array:
 
 
 def profile(profiles: jax.Array, distance: jax.Array) -> jax.Array:
-    """The profiles [C, extent] at distances [*n], zeros outside of them: float32 [1, *n, C]."""
+    """The profiles [C, extent] at distances [*n], zeros outside: float32 [1, *n, C]."""
     extent = profiles.shape[1]
     rows = jnp.moveaxis(take(profiles, jnp.clip(distance, 0, extent - 1), 1), 0, -1)
     inside = (distance >= 0) & (distance < extent)
@@ -51,7 +51,7 @@ def profile(profiles: jax.Array, distance: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Inkling(Encoding):
-    """A bias by distance that each token mixes from a layer's profiles, by its input.
+    """A bias by distance: each token mixes the layer's profiles, with weights from its input.
 
     Attributes:
       extent: distances below it have a bias.
@@ -83,7 +83,7 @@ class Inkling(Encoding):
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        """With a floor, positions count by themselves."""
+        """With a floor, scores depend on absolute positions."""
         return Claims(one_sided=True, absolute_rotation=self.floor is not None)
 
     def init_layer(self, key, dims):
@@ -112,11 +112,11 @@ class Inkling(Encoding):
         return self.sharpen(clip_norm(r, self.clip_states), positions)
 
     def queries(self, _, q, positions):
-        """Clipped, then times τ."""
+        """q clipped, then times τ."""
         return self.sharpen(clip_norm(q, self.clip_qk), positions)
 
     def keys(self, _, k, positions):
-        """Clipped."""
+        """k clipped."""
         return clip_norm(k, self.clip_qk)
 
     def sharpen(self, x, positions):

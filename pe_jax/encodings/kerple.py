@@ -8,7 +8,7 @@ each per head and layer; they begin as in the authors' code (p ~ U(0, 2), a ~ U(
 p·ln(1 + a·|d|) and a·|d|^p.
 
 After every step the authors clip each parameter to its range (at least 0.01; the power at most 2).
-A pure function cannot, so it clips where it reads them and passes the gradient straight through: a
+A pure function cannot, so this one clips what it reads and passes the gradient straight through: a
 parameter that has left the range can return.
 """
 

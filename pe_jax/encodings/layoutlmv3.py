@@ -4,7 +4,7 @@
 
 T5's two-sided buckets of the token's index and of the left and lower edge of its box on the page
 (the released code's choice of edges), three tables for all layers. The released code divides the
-biases, too, by sqrt(E), and takes key - query; here distance = query - key.
+biases by sqrt(E) too, and takes key - query; here distance = query - key.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ def bias(tables, distance, reaches) -> jax.Array:
     Args:
       tables: one per axis, [H, buckets], with an even number of buckets.
       distance: query - key, integers [*n, A].
-      reaches: for each axis, the distance from which on all share a bucket.
+      reaches: for each axis, the distance from which on distances share a bucket.
 
     Raises:
       ValueError: as `t5.bucket`; another number of axes than tables.

@@ -1,4 +1,4 @@
-"""Learned absolute positions: a trained vector per position, as in BERT (arXiv 1810.04805), GPT.
+"""Learned absolute positions: a trained vector per position, as in BERT (arXiv 1810.04805) and GPT.
 
     x_t ← x_t + table[position_t]
 
@@ -29,9 +29,9 @@ def lookup(table: jax.Array, positions) -> jax.Array:
     require_array("table", table)
     require(table.ndim == 2, "table", table.shape, "pass [L, D]")
     length = table.shape[0]
-    known = pos.concrete(positions)
-    if known is not None and known.size and not 0 <= known.min() <= known.max() < length:
-        worst = known.min() if known.min() < 0 else known.max()
+    values = pos.concrete(positions)
+    if values is not None and values.size and not 0 <= values.min() <= values.max() < length:
+        worst = values.min() if values.min() < 0 else values.max()
         raise ValueError(
             f"positions: {worst} is outside the learned table of length {length};"
             f" keep 0 <= position < {length} or enlarge the table"

@@ -2,8 +2,8 @@
 
     x ← x + [rows[r] ‖ columns[c]]          (factorised, arXiv 2307.06304:  rows[r] + columns[c])
 
-Real positions between two entries interpolate linearly; `positions.resized` gives those that resize
-a table to a larger image.
+Real positions between two entries interpolate linearly; `positions.resized` gives the positions
+that resize a table to a larger image.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ COMBINE = ("concatenate", "sum")
 
 
 def between(table: jax.Array, positions) -> jax.Array:
-    """`learned.lookup`, at float32 positions linear between two rows: [..., D] for a table [L, D].
+    """`learned.lookup`; float32 positions are linear between two rows: [..., D] for a table [L, D].
 
     Raises:
       ValueError: a known position outside [0, L - 1]. Under a trace such rows are NaN.
@@ -41,7 +41,7 @@ def between(table: jax.Array, positions) -> jax.Array:
 class Learned2D(Encoding):
     """Adds a learned vector of the row and one of the column.
 
-    `combine` "concatenate" gives each half of the channels (ViT); "sum" adds two of the full width.
+    `combine` "concatenate" gives each half of the channels (ViT); "sum" gives each all of them.
     """
 
     height: int = 16
@@ -65,10 +65,10 @@ class Learned2D(Encoding):
 
     def init_shared(self, key, dims):
         """Tables: rows [height, D/2 or D], columns [width, D/2 or D]."""
-        each = dims.width // 2 if self.combine == "concatenate" else dims.width
+        channels = dims.width // 2 if self.combine == "concatenate" else dims.width
         keys = jax.random.split(key)
         return {
-            name: self.stddev * jax.random.normal(k, (length, each), jnp.float32)
+            name: self.stddev * jax.random.normal(k, (length, channels), jnp.float32)
             for name, k, length in zip(
                 ("rows", "columns"), keys, (self.height, self.width), strict=True
             )

@@ -1,10 +1,10 @@
 """A learned vector for each patch: Dosovitskiy et al., "ViT", arXiv 2010.11929, §3.1, eq. 1.
 
-    x ← x + table[r, c],      of the k-th token before the patches:  x ← x + front[n - k]
+    x ← x + table[r, c],      for the k-th token before the patches:  x ← x + front[n - k]
 
 Models call it `pos_embed` (timm), `position_embeddings` (Hugging Face) or `posemb="learn"` (Big
-Vision). An image of another size needs the table resized to its patches (ViT, §3.2), in the way
-that the model was trained with: bicubic (ViT, DINOv2, arXiv 2304.07193, SigLIP), bicubic with
+Vision). An image of another size needs the table resized to its patches (ViT, §3.2), as the
+model was trained: bicubic (ViT, DINOv2, arXiv 2304.07193, SigLIP), bicubic with
 antialiasing (DINOv2 with registers, arXiv 2309.16588) or bilinear with antialiasing (SigLIP 2,
 arXiv 2502.14786). `resize` does each as PyTorch does.
 """
@@ -35,7 +35,7 @@ def resize(
     """A table [h, w, *n] for a grid of another size: [height, width, *n], the table's dtype.
 
     Equals `torch.nn.functional.interpolate(…, mode=method, antialias=antialias)`: two products with
-    weights that are constants, computed in float32. `jax.image.resize` differs (see
+    constant weights, computed in float32. `jax.image.resize` differs (see
     `pe_jax.numerics.resampling`).
 
     Args:
@@ -43,7 +43,7 @@ def resize(
       height: rows of the new grid.
       width: its columns.
       method: "bicubic" or "bilinear".
-      antialias: whether a smaller grid averages over all that a new entry replaces.
+      antialias: whether a smaller grid averages over all entries that a new one replaces.
       offset: added to `height` and `width` in the ratios alone. The released code of DINOv2 has
         0.1, and leaves a table of the right size as it is.
 
@@ -80,8 +80,8 @@ def lookup(table: jax.Array, positions, front: jax.Array | None = None) -> jax.A
     pos.check_axes(positions, 2)
     height, width, channels = table.shape
     count = 0 if front is None else len(front)
-    known = pos.concrete(positions)
-    if known is not None and (outside := known[~_inside(known, height, width, count)]).size:
+    values = pos.concrete(positions)
+    if values is not None and (outside := values[~_inside(values, height, width, count)]).size:
         before = f", tokens in front from {(-count, -count)} to (-1, -1)" * (count > 0)
         raise ValueError(
             f"positions: {outside[0].tolist()} is outside the {height} × {width} table{before};"
@@ -98,7 +98,7 @@ def lookup(table: jax.Array, positions, front: jax.Array | None = None) -> jax.A
 
 
 def _inside(positions, height: int, width: int, count: int):
-    """Whether there is a vector for each of the positions [..., 2]: bool [...]."""
+    """Whether each of the positions [..., 2] has a vector: bool [...]."""
     row, column = positions[..., 0], positions[..., 1]
     patch = (row >= 0) & (row < height) & (column >= 0) & (column < width)
     return patch | ((row == column) & (row < 0) & (row >= -count))
@@ -109,9 +109,9 @@ class LearnedGrid(Encoding):
     """Adds `table[row, column]`, a learned vector for each of `height` × `width` patches.
 
     `prefix` tokens before the patches (CLS, distillation) have vectors as well: give them the
-    positions of `positions.grid(height, width, prefix=prefix, numbered=True)`. Of tokens without a
-    vector (DINOv2's registers) leave `embed` out. `method` and `antialias` say how `resized` fits
-    the table to another grid.
+    positions of `positions.grid(height, width, prefix=prefix, numbered=True)`. Do not call
+    `embed` for tokens without a vector (DINOv2's registers). `method` and `antialias` say how
+    `resized` fits the table to another grid.
     """
 
     height: int = 14

@@ -3,15 +3,15 @@
     θ'_i = θ_i · exp(α_i),      R_m turns pair i by m·θ'_i
 
 α, one number per frequency, is shared by all layers and begins at 0, which is RoPE
-(arXiv 2104.09864). It multiplies the frequencies that a scaling leaves: Mistral Large 4 has learned
-them over a YaRN, for half of each head's channels (the last ones, here the first), in three layers
-of four, the fourth without a rotation:
+(arXiv 2104.09864). exp(α) multiplies the frequencies after a scaling. Mistral Large 4 learns α on
+top of YaRN, for half of each head's channels (there the last, here the first), in three layers of
+four; the fourth has no rotation:
 
     lerope(fraction=0.5, layout='interleaved',
            scaling=yarn(factor=2048, original_length=512, attention_factor=1.0))
 
-A step of α turns a pair by as much more as its token is far along: the gradient of α is a sum of
-positions times what cancels, known to 2⁻²³ of the largest position.
+A step of α turns a pair in proportion to its position. The gradient of α sums terms of that size,
+which mostly cancel: it is known to 2⁻²³ of the largest position.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from pe_jax.numerics.arrays import align
 
 @dataclasses.dataclass(frozen=True)
 class LeRoPE(RoPE):
-    """Rotates q and k by frequencies that are learned, one factor each for the whole model."""
+    """Rotates q and k by learned frequencies: one factor per frequency, for the whole model."""
 
     def init_shared(self, key, dims):
         """α [F] for F frequencies, zeros: keep it float32."""

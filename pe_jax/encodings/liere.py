@@ -7,13 +7,13 @@ head. RoPE-Mixed is the case of blocks of 2 channels, which have one generator u
 Larger generators do not commute: q·k then depends on both positions, unless there is one axis.
 
 ComRoPE (Yu et al., arXiv 2506.03737) makes them commute, so that q·k depends on the displacement
-alone: `commuting` is its linearly dependent form, A_a = m_a·A with learned m. Its axial form has
-generators that are 0 but for the axis of their block.
+alone: `commuting` is its linearly dependent form, A_a = m_a·A with learned m. In its axial form
+each block has generators on one axis, and 0 on the others.
 
 Coordinates are those of the papers, in [0, 1]: `positions.grid(…, normalized=True)` or indices
 divided by the side. Eigenvalues are the angles: at far positions they lose digits as RoPE's do.
-Each token has its own exponential, of E/b matrices for each key head: 262,144 of 8 by 8 take 2.3 s
-on two cores of a CPU. Keep to few tokens, or to blocks of 2.
+Each token needs its own exponential of E/b matrices for each key head: 262,144 of 8 by 8 take 2.3 s
+on two cores of a CPU. Use it with few tokens, or with blocks of 2.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ EXACT = jax.lax.Precision.HIGHEST
 def exponential(skew: jax.Array) -> jax.Array:
     """exp(A) of skew-symmetric A: float32 [*n, b, b], orthogonal, off by about |A|·3e-7.
 
-    By the eigenvectors of the Hermitian i·A. JAX's `expm` in float32 is off by 4e-3 at a norm of 19
-    (jax 0.10), and drifts from a rotation.
+    From the eigenvectors of the Hermitian i·A. JAX's `expm` in float32 is off by 4e-3 at a norm of
+    19 (jax 0.10), and drifts from a rotation.
     """
     return _exponential(*_eigen(skew))
 
@@ -60,7 +60,7 @@ def _exponential(angles: jax.Array, vectors: jax.Array) -> jax.Array:
 
 @exponential.defjvp
 def _exponential_jvp(primals, tangents):
-    """Daleckii and Krein: exact, also where eigenvalues are equal and eigenvectors any."""
+    """The formula of Daleckii and Krein, exact also where eigenvalues are equal."""
     angles, vectors = _eigen(*primals)
     a, b = angles[..., :, None] / 2, angles[..., None, :] / 2
     quotient = _wave(-(a + b)) * jnp.sinc((a - b) / np.pi).astype(vectors.dtype)
@@ -77,8 +77,8 @@ def rotate(x: jax.Array, positions, generators: jax.Array) -> jax.Array:
     Args:
       x: [..., T, H, E].
       positions: integers or float32 [T, A] or [..., T, A], any sign.
-      generators: float32 [A, K, M, b, b], M·b = E and K a divisor of H: heads in a row share. Only
-        what lies above the diagonal is read: A is that minus its transpose.
+      generators: float32 [A, K, M, b, b], M·b = E and K a divisor of H: consecutive heads share.
+        Only the part above the diagonal is read: A is that part minus its transpose.
 
     Returns:
       The shape and dtype of x (the rotation is float32).
@@ -98,11 +98,11 @@ def rotate(x: jax.Array, positions, generators: jax.Array) -> jax.Array:
     pos.check_axes(positions, axes)
     upper = jnp.triu(generators, 1)
     skew = upper - jnp.swapaxes(upper, -1, -2)
-    places = positions.astype(jnp.float32)
-    turn = exponential(jnp.einsum("...a,akmij->...kmij", places, skew, precision=EXACT))
+    coordinates = positions.astype(jnp.float32)
+    turn = exponential(jnp.einsum("...a,akmij->...kmij", coordinates, skew, precision=EXACT))
     turn = jnp.repeat(turn, x.shape[-2] // heads, axis=-4)
-    parts = x.astype(jnp.float32).reshape(*x.shape[:-1], blocks, size)
-    turned = jnp.einsum("...hmij,...hmj->...hmi", turn, parts, precision=EXACT)
+    vectors = x.astype(jnp.float32).reshape(*x.shape[:-1], blocks, size)
+    turned = jnp.einsum("...hmij,...hmj->...hmi", turn, vectors, precision=EXACT)
     return turned.reshape(x.shape).astype(x.dtype)
 
 
@@ -111,7 +111,7 @@ class LieRE(Encoding):
     """Rotates blocks of q and k by exponentials of learned generators.
 
     Generators begin uniform in [0, `initial`): 2π is the authors', for coordinates in [0, 1]; for
-    indices divide it by the length of a side. `commuting` is ComRoPE's, whose factors of axes begin
+    indices divide it by the length of a side. `commuting` is ComRoPE, whose factors per axis begin
     normal.
     """
 

@@ -5,8 +5,8 @@
 A softmax over n + 1 keys flattens as n grows, unless scores grow with ln(n + 1), as s_h lets them;
 SSMax itself is b_h = 0. Mistral Large 4 (released in transformers) learns both for each head of
 each layer, with learned RoPE in three layers of four: `(lerope+log_length)*3,log_length`. SWAN-GPT
-(arXiv 2504.08719) scales scores by a logarithm too. It begins as in Mistral Large 4, s = 0 and
-b = 1: without an effect. `temperature` has forms that are not learned.
+(arXiv 2504.08719) scales scores by a logarithm too. It begins as in Mistral Large 4: s = 0 and
+b = 1, which has no effect. `temperature` has forms that are not learned.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def temperature(scale: jax.Array, bias: jax.Array, positions) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class LogLength(Encoding):
-    """Sharpens queries by the logarithm of their position, learned head by head."""
+    """Sharpens queries by the logarithm of their position, with learned numbers per head."""
 
     claims = Claims(absolute_rotation=True)
 

@@ -2,11 +2,11 @@
 
     score_mn = (q_m^content·k_n^content + R_m q_m^rotary · R_n k_n^rotary)/sqrt(C + R)
 
-Keys are projected from a latent vector, which a cache keeps; a rotation between the two projections
-would keep them from being merged with the query's. So positions have channels of their own: R more
-for each query, and one key of R channels that all heads share. `join` lays them side by side, the
-rotated ones first, for `rope` with the fraction R/(C + R), which `scheme` makes: all R channels
-turn, and a config's `partial_rotary_factor` is none of theirs (vLLM #41185).
+Keys are projected from a latent vector, which a cache keeps; a rotation after that projection would
+keep it from being merged with the query's. So positions have separate channels: R more for each
+query, and one key of R channels that all heads share. `join` concatenates them, the rotated ones
+first, for `rope` with the fraction R/(C + R), which `scheme` makes: all R channels turn, and a
+config's `partial_rotary_factor` does not apply to them (vLLM #41185).
 
 B batch (any number of axes), T queries, S keys, H heads, C content and R rotary channels of a head.
 """
@@ -34,10 +34,8 @@ def join(
     Raises:
       ValueError: shapes that do not fit together.
     """
-    heads, (rotary_dim, content) = q_content.shape[:-1], (q_rotary.shape[-1], q_content.shape[-1])
-    require(
-        q_rotary.shape[:-1] == heads, "q_rotary", q_rotary.shape, f"pass {[*heads, rotary_dim]}"
-    )
+    lead, (rotary_dim, content) = q_content.shape[:-1], (q_rotary.shape[-1], q_content.shape[-1])
+    require(q_rotary.shape[:-1] == lead, "q_rotary", q_rotary.shape, f"pass {[*lead, rotary_dim]}")
     tokens = k_content.shape[:-2]
     fix = f"pass {[*tokens, rotary_dim]}, one key for all heads"
     require(k_rotary.shape == (*tokens, rotary_dim), "k_rotary", k_rotary.shape, fix)

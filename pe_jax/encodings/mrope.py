@@ -80,8 +80,8 @@ class MRoPE(Encoding):
     """Rotates q and k by time, row and column.
 
     `sections` None divides the head in the proportion of Qwen2-VL's (16, 24, 24) or, interleaved,
-    of Qwen3-VL's (24, 20, 20). `fraction` and `scaling` as those of RoPE; the sections are then of
-    the channels that are rotated.
+    of Qwen3-VL's (24, 20, 20). `fraction` and `scaling` are those of RoPE; the sections then
+    divide the rotated channels.
     """
 
     base: float = 1e6
@@ -102,12 +102,12 @@ class MRoPE(Encoding):
         self._rope()  # checks the others
 
     def _rope(self) -> rope.RoPE:
-        """What all axes share."""
+        """RoPE with the settings that all axes share."""
         return rope.RoPE(self.base, self.fraction, scaling=self.scaling)
 
     @property
     def attention_factor(self) -> float:
-        """What q and k are each multiplied by where they are rotated: 1 without a scaling."""
+        """Factor on the rotated channels of both q and k: 1 without a scaling."""
         return self._rope().attention_factor
 
     def at_length(self, length):
@@ -127,8 +127,8 @@ class MRoPE(Encoding):
         fix = "M-RoPE rotates pairs on three axes: use an even head width of at least 6"
         require(head_dim % 2 == 0 and head_dim >= 6, "head_dim", head_dim, fix)
         pairs = head_dim // 2
-        each = max(1, (20 if self.interleaved else 24) * pairs // 64)
-        sections = self.sections or (pairs - 2 * each, each, each)
+        share = max(1, (20 if self.interleaved else 24) * pairs // 64)
+        sections = self.sections or (pairs - 2 * share, share, share)
         ok = sum(sections) == pairs
         require(ok, "sections", sections, f"their sum must be half of {head_dim} channels")
         return sections

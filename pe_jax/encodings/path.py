@@ -3,10 +3,10 @@
     H_t = I - β_t w_t w_tᵀ                              a reflection-like map of each token
     score_ij = q_iᵀ H_i H_{i-1} … H_{j+1} k_j/sqrt(E)
 
-w_t is a projection of the layer's input, of length 1, and β_t = 2 sigmoid(u_h·x_t + b_h): a query
-meets a key through what the tokens between say. The maps of one document do not reach into another.
-The paper's short convolution of w and its projection of low rank are left out; its forget gate is
-FoX: `path+fox`. The paper computes it in blocks; here the dense engine alone has it.
+w_t is a projection of the layer's input, of length 1, and β_t = 2 sigmoid(u_h·x_t + b_h): the score
+depends on the tokens between query and key. The maps of one document do not act on another. The
+paper's short convolution of w and its projection of low rank are left out; its forget gate is FoX:
+`path+fox`. The paper computes it in blocks; here only the dense engine supports it.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ EPSILON = 1e-6  # of the squared length of w
 
 @dataclasses.dataclass(frozen=True)
 class PaTH(Encoding):
-    """Each token between a key and a query maps what the query asks for, by the layer's input."""
+    """Each token between a key and a query maps the query, by the layer's input."""
 
     stddev: float = 0.02
 
@@ -34,7 +34,7 @@ class PaTH(Encoding):
         require_stddev(self.stddev)
 
     def init_layer(self, key, dims):
-        """Directions [D, H, E]; of the strength a weight [D, H] and a bias [H] of zeros: β ≈ 1."""
+        """Directions [D, H, E]; for β a weight [D, H] and a bias [H] of zeros, so that β ≈ 1."""
         keys, shape = jax.random.split(key), (dims.width, dims.heads)
         normal = (
             self.stddev * jax.random.normal(k, s, jnp.float32)

@@ -4,14 +4,14 @@
     score_mn = Σ_c μ(q_m)_c · μ(k_n)_c · cos((m - n)·θ_c - δ_c) / sqrt(E)
 
 RoPE reads two channels as one complex number, whose own angle shifts what the position says. Here
-each channel is a magnitude alone, with a frequency of its own (E of them, where RoPE has E/2):
+each channel is a magnitude alone, with its own frequency (E of them, where RoPE has E/2):
 content says how much and position says where. As [μ cos φ, μ sin φ], queries and keys are twice as
 wide while they are scored, and keys in a cache are too.
 
 δ, learned for each head and frequency and kept within [-2π, 0], is the phase at which a key fits
 best. The paper adds it to the key's angle; here it is taken from the query's, which is the same
 score and serves heads that share keys. It begins at 0, as in x-transformers and PoPE-pytorch, which
-clamp it in each call: at either end the gradient is that of the inside, beyond it 0.
+clamp it in each call: at either end the gradient is that of the interior, beyond it 0.
 """
 
 import dataclasses
@@ -42,14 +42,14 @@ def polar(x: jax.Array, positions, base: float = 1e4, phase: jax.Array | None = 
     """[μ cos φ, μ sin φ] for μ = softplus(x) and φ = position·θ + phase: [..., T, H, 2E].
 
     Args:
-      x: [..., T, H, E], of any float dtype; the result keeps it, what is between is float32.
+      x: [..., T, H, E], of any float dtype; the result keeps it, the computation is float32.
       positions: integers or float32, [T] or [..., T], any sign.
       base: that of the frequencies.
       phase: float32 [H, E], added to all angles; None: 0.
 
     Raises:
       ValueError: `base` ≤ 1, |position| ≥ 2**24.
-      TypeError: half-precision positions; x that is no array of floats.
+      TypeError: half-precision positions; x that is not an array of floats.
     """
     require_array("x", x, 3)
     angle = angles.angles(positions, frequencies(x.shape[-1], base))[..., None, :]

@@ -34,8 +34,8 @@ def make(name: str, **fields: Any) -> Encoding:
 def parse(spec: str) -> tuple[Encoding, ...]:
     """Reads `rope(base=5e5)`, a sum `t5+rope`, or a pattern over layers `rope*3,nope`.
 
-    A layer may have a sliding window of its own, and sinks: `rope@window=512@sinks=4*3,nope`; it is
-    then `Windowed`. `@window=0` is none, also where the model has one.
+    A layer may have its own sliding window and sinks: `rope@window=512@sinks=4*3,nope`; it is then
+    `Windowed`. `@window=0` means no window, even if the model has one.
 
     A scaling of RoPE is written the same way: `rope(scaling=yarn(factor=4, original_length=2048))`;
     the names are those of `rope_scaling.SCALINGS`.
@@ -44,7 +44,7 @@ def parse(spec: str) -> tuple[Encoding, ...]:
       The pattern: one encoding per layer, to be repeated over the depth.
 
     Raises:
-      ConfigError: what cannot be read, an unknown name or field (naming the nearest).
+      ConfigError: a spec that cannot be read, an unknown name or field (naming the nearest).
       TypeError: `spec` is not a string.
     """
     if not isinstance(spec, str):
@@ -59,11 +59,11 @@ def parse(spec: str) -> tuple[Encoding, ...]:
 
 
 def _layer(layer: specs.Layer, spec: str) -> Encoding:
-    parts = tuple(
+    summands = tuple(
         make(name, **{field: _value(value, spec) for field, value in fields.items()})
         for name, fields in layer.summands
     )
-    encoding = parts[0] if len(parts) == 1 else Sum(parts)
+    encoding = summands[0] if len(summands) == 1 else Sum(summands)
     if not layer.settings:
         return encoding
     window, sinks = (layer.settings.get(name, 0) for name in SETTINGS)
@@ -99,7 +99,7 @@ def format_encoding(encoding: Encoding) -> str:
     if not isinstance(encoding, Encoding):
         fix = "pass one encoding, what pe_jax.make or pe_jax.parse(…)[0] gives"
         raise TypeError(f"encoding={shown(encoding)}: {fix}")
-    known = type(encoding) in ENCODINGS.values()
-    require(known, "encoding", encoding, "add its class to pe_jax.ENCODINGS under a name")
+    registered = type(encoding) in ENCODINGS.values()
+    require(registered, "encoding", encoding, "add its class to pe_jax.ENCODINGS under a name")
     names = {kind: name for name, kind in [*ENCODINGS.items(), *SCALINGS.items()]}
     return specs.format_spec(encoding, names)

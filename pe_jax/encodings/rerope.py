@@ -45,8 +45,8 @@ def rotate_twice(
       layout: as for `rope.rotate`.
       attention_factor: as for `rope.rotate`.
     """
-    how = frequencies, layout, attention_factor
-    return jnp.concatenate([rotate(x, at, *how) for at in (near, far)], axis=-1)
+    settings = frequencies, layout, attention_factor
+    return jnp.concatenate([rotate(x, at, *settings) for at in (near, far)], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,5 +72,5 @@ class ReRoPE(RoPE):
         return self._twice(k, positions, jnp.zeros(1, jnp.int32), lengths)
 
     def _twice(self, x, near, far, lengths):
-        how = self.frequencies(x.shape[-1], lengths), self.layout, self.attention_factor
-        return rotate_twice(x, near, far, *how)
+        settings = self.frequencies(x.shape[-1], lengths), self.layout, self.attention_factor
+        return rotate_twice(x, near, far, *settings)

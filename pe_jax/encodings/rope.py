@@ -83,33 +83,33 @@ def rotate(
       x: [..., T, H, E].
       positions: integers or float32 [T] or [..., T], any sign; of A axes [T, A] or [..., T, A].
       frequencies: float32 [F], 2F ≤ E; for positions of A axes [A, F]: the angles of the axes add;
-        each token's own [..., T, 1, F].
+        for each token separately [..., T, 1, F].
       layout: "half" or "interleaved".
-      attention_factor: multiplies what is rotated: that of the scaling (YaRN and LongRoPE have
-        one, `scaling.attention_factor`).
+      attention_factor: multiplies the rotated channels: that of the scaling (YaRN and LongRoPE
+        have one, `scaling.attention_factor`).
 
     Returns:
       The shape and dtype of x (the angles and the rotation are float32).
 
     Raises:
       ValueError: unknown layout, 2F > E, |position| ≥ 2**24, positions that do not fit x.
-      TypeError: half-precision positions or frequencies; x or frequencies that are no arrays of
-        floats.
+      TypeError: half-precision positions or frequencies; x or frequencies that are not arrays
+        of floats.
     """
     require_array("x", x, 3)
     require_array("frequencies", frequencies, 1)
-    known = is_real(attention_factor) or hasattr(attention_factor, "ndim")
-    require(known, "attention_factor", attention_factor, "pass a finite number")
+    ok = is_real(attention_factor) or hasattr(attention_factor, "ndim")
+    require(ok, "attention_factor", attention_factor, "pass a finite number")
     require(layout in LAYOUTS, "layout", layout, f"choose one of {', '.join(LAYOUTS)}")
     rotary_dim = 2 * np.shape(frequencies)[-1]
     fix = f"x has {x.shape[-1]} channels per head"
     require(rotary_dim <= x.shape[-1], "frequencies", rotary_dim // 2, fix)
     angle = angles.angles(positions, frequencies)[..., None, :]  # [..., T, 1, F]
-    at, tokens = angle.shape[:-2], x.shape[:-2]
-    ok = len(at) <= len(tokens) and (len(at) > 0 or jnp.ndim(frequencies) != 2)
-    ok = ok and all(n in (1, m) for n, m in zip(at[::-1], tokens[::-1], strict=False))
+    lead, tokens = angle.shape[:-2], x.shape[:-2]
+    ok = len(lead) <= len(tokens) and (len(lead) > 0 or jnp.ndim(frequencies) != 2)
+    ok = ok and all(n in (1, m) for n, m in zip(lead[::-1], tokens[::-1], strict=False))
     if not ok:
-        raise ValueError(f"positions of shape {at} do not fit x {x.shape}; pass [T] or [..., T]")
+        raise ValueError(f"positions of shape {lead} do not fit x {x.shape}; pass [T] or [..., T]")
     return turn(x, angle, layout, attention_factor)
 
 
@@ -173,8 +173,8 @@ class RoPE(Encoding):
     def frequencies(self, head_dim: int, lengths: Any = None) -> jax.Array:
         """Frequencies of a head: float32 [n/2] for n rotated channels of E = `head_dim`.
 
-        With `lengths` [..., T], those of each token's document, what a scaling that waits for
-        `at_length` gives each token: [..., T, 1, n/2].
+        With `lengths` [..., T] of the tokens' documents, a scaling that waits for `at_length` gives
+        each token separate ones: [..., T, 1, n/2].
 
         Raises:
           ValueError: n is odd; the scaling does not fit it, or waits for `at_length`.
@@ -220,7 +220,7 @@ class RoPE(Encoding):
 
     @property
     def waits(self) -> bool:
-        """Whether the scaling depends on the length and has none: each document has its own."""
+        """Whether the scaling still needs a length: that of each document is then used."""
         return self.valid_length() == 0
 
     def rotate(self, _, x, positions, lengths=None):

@@ -7,7 +7,7 @@ Two conventions of positions: the patch's index (Qwen2-VL, arXiv 2409.12191; Pix
 `positions.grid` gives both; `positions.augmented` shifts, stretches and rescales them, as DINOv3
 does in training.
 
-Two of the frequencies: "shared", a series from 1 down for each axis (Qwen2-VL, DINOv3); or
+Two conventions of frequencies: "shared", a series from 1 down for each axis (Qwen2-VL, DINOv3); or
 "alternating", one series over all channels dealt to rows and columns in turn (Pixtral).
 `rope_nd.frequencies` has both, for any number of axes.
 """
@@ -42,7 +42,7 @@ class RoPE2D(Encoding):
         self._axial()  # checks the others
 
     def _axial(self) -> rope_nd.RoPEND:
-        """The same on any number of axes."""
+        """The same scheme as a `RoPEND`."""
         return rope_nd.RoPEND(2, *dataclasses.astuple(self))
 
     def check(self, dims):

@@ -30,10 +30,10 @@ def initial(
 ) -> jax.Array:
     """Frequencies before training: float32 [axes, heads, head_dim/2], of rows and of columns.
 
-    Of other than two axes they are of length base^(-2i/E) and point in any direction.
+    Unless there are two axes, they have length base^(-2i/E) and a random direction.
 
     Raises:
-      ValueError: `head_dim` is no multiple of 4 (of 2, if not of two axes); `base` ≤ 1.
+      ValueError: `head_dim` is not a multiple of 4 (of 2, unless `axes` is 2); `base` ≤ 1.
     """
     if axes != 2:
         series = jnp.asarray(angles.geometric(head_dim, base), jnp.float32)
@@ -44,8 +44,8 @@ def initial(
     lengths = jnp.asarray(angles.geometric(head_dim // 2, base), jnp.float32)
     direction = jax.random.uniform(key, (heads, 1), jnp.float32, maxval=2 * jnp.pi)
     direction = jnp.concatenate([direction, direction + jnp.pi / 2], axis=1)  # [heads, 2]
-    both = jnp.stack([jnp.sin(direction), jnp.cos(direction)])[..., None]  # row, column
-    return (both * lengths[None, None, None]).reshape(2, heads, head_dim // 2)
+    waves = jnp.stack([jnp.sin(direction), jnp.cos(direction)])[..., None]  # row, column
+    return (waves * lengths[None, None, None]).reshape(2, heads, head_dim // 2)
 
 
 def rotate(
@@ -56,7 +56,7 @@ def rotate(
     Args:
       x: [..., T, H, E].
       positions: integers or float32 [T, A] or [..., T, A], any sign.
-      frequencies: float32 [A, K, F], 2F ≤ E and K a divisor of H: heads in a row share.
+      frequencies: float32 [A, K, F], 2F ≤ E and K a divisor of H: consecutive heads share.
       layout: "half" or "interleaved".
 
     Returns:
@@ -65,8 +65,8 @@ def rotate(
     Raises:
       ValueError: heads that K does not divide, more frequencies than pairs, an unknown layout, what
         `rope.rotate` refuses of positions.
-      TypeError: half-precision positions or frequencies; x or frequencies that are no arrays of
-        floats.
+      TypeError: half-precision positions or frequencies; x or frequencies that are not arrays
+        of floats.
     """
     require_array("x", x, 3)
     require_array("frequencies", frequencies, 3)
@@ -99,10 +99,10 @@ class RoPEMixed(Encoding):
         require(self.layout in rope.LAYOUTS, "layout", self.layout, f"choose one of {rope.LAYOUTS}")
 
     def check(self, dims):
-        """Pairs in two directions need a multiple of 4 channels, in any direction one of 2."""
-        of = 4 if self.axes == 2 else 2
-        fix = f"pairs in {'two' if of == 4 else 'any'} directions: use a multiple of {of}"
-        require(dims.head_dim % of == 0, "head_dim", dims.head_dim, fix)
+        """Pairs in two directions need a multiple of 4 channels, others an even number."""
+        factor = 4 if self.axes == 2 else 2
+        fix = f"pairs in {'two' if factor == 4 else 'any'} directions: use a multiple of {factor}"
+        require(dims.head_dim % factor == 0, "head_dim", dims.head_dim, fix)
 
     def init_layer(self, key, dims):
         """Frequencies [A, K, E/2], of rows and of columns, for each key head: keep them float32."""

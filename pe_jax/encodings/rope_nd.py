@@ -1,4 +1,4 @@
-"""Axial RoPE on any number of axes: each turns channels of its own (Wan, arXiv 2503.20314).
+"""Axial RoPE on any number of axes: each turns its own channels (Wan, arXiv 2503.20314).
 
     angle_i = position[axis] · θ_i for the channels of that axis,    θ_i = base^(-2i/channels)
 
@@ -8,11 +8,11 @@ of released models, all in the layout "interleaved" unless noted:
     Wan 2.1             channels=(44, 42, 42)
     CogVideoX           channels=(16, 24, 24)
     HunyuanVideo        channels=(16, 56, 56), base=256.0
-    MiniMax-M3 vision   channels=None, layout="half": the rest of a head passes
+    MiniMax-M3 vision   channels=None, layout="half": the rest of a head is unchanged
 
 "shared" spectra are a series from 1 down for each axis, as in these; "alternating" is one series
-over all channels dealt to the axes in turn. `rope_2d` has two axes; M-RoPE (`mrope`) is one series
-of which each axis has a section.
+over all channels dealt to the axes in turn. `rope_2d` has two axes; M-RoPE (`mrope`) divides one
+series into a section for each axis.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ def _series(channels: Sequence[int], base, spectrum: str) -> list[np.ndarray]:
 class RoPEND(Encoding):
     """Rotates q and k by `axes` numbers of a position, each with its own `channels` of a head.
 
-    `channels` None gives each axis the same even number, as many as fit; channels beyond pass
+    `channels` None gives each axis the same even number, as many as fit; channels beyond are
     unchanged. `base` may be one for each axis. `normalized` is for positions in [-1, 1].
     """
 

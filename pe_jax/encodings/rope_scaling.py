@@ -1,4 +1,4 @@
-"""RoPE for longer contexts: functions from frequencies to frequencies, θ_i = base^(-2i/d) at first.
+"""RoPE for longer contexts: functions from RoPE's frequencies θ_i = base^(-2i/d) to others.
 
     Linear        θ_i / s                        position interpolation, arXiv 2306.15595, eq. 4
     NTK           base → base·s^(d/(d-2))        "NTK-aware": arXiv 2309.00071, §3.1
@@ -64,7 +64,7 @@ def _rebased(theta: np.ndarray, growth: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class NTK(Scaling):
-    """NTK-aware: a larger base, by which the slowest frequency is divided by `factor`."""
+    """NTK-aware: a larger base, which divides the slowest frequency by `factor`."""
 
     factor: float
 
@@ -160,8 +160,8 @@ class Proportional(Scaling):
     def __call__(self, theta, base=None):
         """θ_i / s for i < fraction·d/2, else 0."""
         theta = np.asarray(theta, np.float64)
-        kept = int(self.fraction * 2 * theta.size // 2)
-        return np.where(np.arange(theta.size) < kept, theta / self.factor, 0.0)
+        count = int(self.fraction * 2 * theta.size // 2)
+        return np.where(np.arange(theta.size) < count, theta / self.factor, 0.0)
 
 
 SCALINGS: dict[str, type[Scaling]] = {
@@ -192,9 +192,9 @@ def from_hf(
 
     What the dict leaves out is taken from the arguments, which are named as the config's own
     fields: older configs keep the base and the partial factor there. The result is an encoding;
-    `.frequencies(head_dim)` and `.attention_factor` are what the function `rope.rotate` needs. Of
-    "dynamic" and "longrope" they depend on the length of the sequence: `.at_length(total_length)`
-    comes first, or `.frequencies` raises.
+    `.frequencies(head_dim)` and `.attention_factor` are what the function `rope.rotate` needs. For
+    "dynamic" and "longrope" they depend on the length of the sequence: call
+    `.at_length(total_length)` first, or `.frequencies` raises.
 
     Args:
       rope_parameters: `config.rope_parameters`, or `config.rope_scaling` of an older one (None:
@@ -235,7 +235,7 @@ def to_hf(rope: RoPE, *, head_dim: int) -> dict[str, Any]:
     from: that is the config's `max_position_embeddings`.
 
     Args:
-      rope: what is to be written.
+      rope: the encoding to write.
       head_dim: E.
 
     Raises:
@@ -245,7 +245,7 @@ def to_hf(rope: RoPE, *, head_dim: int) -> dict[str, Any]:
         raise TypeError(f"rope={shown(rope)}: pass a RoPE, what pe_jax.make('rope') gives")
     require(is_int(head_dim, 1), "head_dim", head_dim, "pass the width of a head")
     names = {kind: name for name, kind in SCALINGS.items() if kind not in NOT_IN_CONFIGS}
-    known = rope.scaling is None or type(rope.scaling) in names
-    require(known, "scaling", rope.scaling, f"configs have {', '.join(names.values())}")
+    ok = rope.scaling is None or type(rope.scaling) in names
+    require(ok, "scaling", rope.scaling, f"configs have {', '.join(names.values())}")
     name = None if rope.scaling is None else names[type(rope.scaling)]
     return hugging_face.write(rope.base, rope.fraction, name, rope.scaling, head_dim)

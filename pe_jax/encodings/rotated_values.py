@@ -5,9 +5,9 @@
 Values turn as keys do in RoPE, and the output turns back by the position of its query: what is read
 from a token depends on how far away it is. Weights are not touched, so `rope+rotated_values` has
 both. The first layers of DeepSeek-V4 (https://huggingface.co/deepseek-ai/DeepSeek-V4-Flash-Base)
-are that on one key head whose key is the value too, with a window of 128 and sink logits:
+use that with one key head whose key is also the value, a window of 128 and sink logits:
 `rope(fraction=0.125,layout='interleaved')+rotated_values(fraction=0.125,layout='interleaved')`; its
-other layers add compressed keys. There the rotated channels of a head are the last: put them first.
+other layers add compressed keys. It rotates the last channels of a head: put them first.
 
 RoFormer's `rotary_value` turns values and never turns them back, which is something else.
 """
@@ -22,7 +22,7 @@ from pe_jax.encodings.terms import ValueRotation
 class RotatedValues(RoPE):
     """RoPE of the values, undone at the query's position; the fields are RoPE's.
 
-    An attention factor of the scaling is left out: rotations alone are undone.
+    The attention factor of a scaling is not applied: only rotations are undone.
     """
 
     def terms(self, params, dims):

@@ -4,8 +4,8 @@
 
 The sum is the dot product of two sinusoidal encodings of width d̄ = 128, the only hyperparameter;
 8h/H is the paper's compression ratio: the later a head, the weaker its bias. Added after the
-1/sqrt(E) scaling, as ALiBi's bias is; nothing is learned. It falls on the whole, like a logarithm,
-but is a sum of waves and also rises, so it does not claim `decays`.
+1/sqrt(E) scaling, as ALiBi's bias is; nothing is learned. Overall it falls like a logarithm, but as
+a sum of waves it also rises, so it does not claim `decays`.
 
 NVIDIA's NeMo takes i = 1 … d̄/2, and subtracts d̄/2 from the sum (which cancels in the softmax).
 """
@@ -28,7 +28,7 @@ def bias(distance, num_heads: int, width: int = 128, base: float = 1e4) -> jax.A
     Args:
       distance: `q_pos - k_pos`, any shape.
       num_heads: H.
-      width: d̄, an even number: twice as many waves as are summed.
+      width: d̄, an even number: twice the number of waves.
       base: > 1.
 
     Raises:

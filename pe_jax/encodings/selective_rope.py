@@ -3,17 +3,17 @@
     ω_t,i = τ_i · g_t · (w_i·x̂_t + exp(β_i)),     φ_t,i = Σ_{l ≤ t} ω_l,i
     score_mn = (R(φ_m) q_m)·(R(φ_n) k_n) / sqrt(E)
 
-RoPE whose angles the input chooses: pair i of channels turns from one token to the next by what the
-later token says. τ_i = base^(-2i/E) is the temperature, which is not learned, g_t = sigmoid(u·x̂_t
-+ c) a gate that each token sets for a head, w has a low rank, β is a bias for each pair, and x̂ is
-the layer's input, each head's slice of it divided by its norm. With w = 0, β = 0 and the gate open
-it is RoPE. φ is held in two numbers, so that late tokens turn as exactly as early ones.
+RoPE whose angles the input sets: from token t - 1 to token t, pair i of channels turns by ω_t,i.
+τ_i = base^(-2i/E) is the temperature, which is not learned, g_t = sigmoid(u·x̂_t + c) a gate that
+each token sets for a head, w has a low rank, β is a bias for each pair, and x̂ is the layer's
+input, each head's slice of it divided by its norm. With w = 0, β = 0 and the gate open it is RoPE.
+φ is held in two numbers, so that late tokens turn as exactly as early ones.
 
 As in the authors' code (timurcarstensen/selective-rope), layout "half", except that their causal
-convolution over four tokens of w·x̂ is left out: it would let the first tokens of a packed document
-see the one before, which a state cannot tell apart. A convolution of the layer's input, which knows
-documents, belongs to the model. Their bias and gate are options, both on here; β = -∞ is none.
-Heads that share keys, which that code has not, share the angles too: those of the key's head.
+convolution of w·x̂ over four tokens is left out: it would let the first tokens of a packed document
+see the document before, as a state does not know documents. A model, which does, can convolve the
+layer's input. Their bias and gate are options, both on here; β = -∞ disables the bias. Query heads
+that share a key head (not in that code) share its angles.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ def steps(
       gate_bias: c, [K].
 
     Raises:
-      TypeError: parameters of half precision: what they round, the tokens of a row add up.
+      TypeError: parameters of half precision: their rounding errors add up over a row.
     """
     parameters = {"down": down, "up": up, "bias": bias, "gate": gate, "gate_bias": gate_bias}
     for name, array in parameters.items():
@@ -95,7 +95,7 @@ class SelectiveRoPE(Encoding):
         require(is_int(self.rank, 1), "rank", self.rank, "pass an integer of at least 1")
 
     def check(self, dims):
-        """Heads are even, and each key head has a slice of the input."""
+        """The head width must be even, and key heads must divide the model width."""
         fix = "it rotates pairs: use an even head width"
         require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
         fix = f"each of {dims.kv_heads} key heads has a slice of it: pass a multiple"
@@ -110,8 +110,8 @@ class SelectiveRoPE(Encoding):
             "gate": (dims.width, dims.kv_heads),
         }
         drawn = {
-            name: jax.random.normal(own, shape, jnp.float32) * shape[0] ** -0.5
-            for own, (name, shape) in zip(keys, shapes.items(), strict=True)
+            name: jax.random.normal(subkey, shape, jnp.float32) * shape[0] ** -0.5
+            for subkey, (name, shape) in zip(keys, shapes.items(), strict=True)
         }
         return drawn | {
             "bias": jnp.zeros((dims.kv_heads, pairs), jnp.float32),

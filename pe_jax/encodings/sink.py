@@ -2,9 +2,9 @@
 
     weights_ij = exp(score_ij) / (exp(s_h) + Σ_l exp(score_il))
 
-One learned logit per head joins the denominator, so that a row may attend to nothing. It is no
-position, and goes along with one: `rope+sink`. Where it comes `from_input` (Inkling 2), s is
-w_h·x_i + b_h of the layer's input.
+One learned logit per head joins the denominator, so that a row may attend to nothing. It encodes no
+position and is added to a scheme that does: `rope+sink`. With `from_input` (Inkling 2), s is
+w_h·x_i + b_h for the layer's input x.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ from pe_jax.validation import require_bool
 
 @dataclasses.dataclass(frozen=True)
 class SinkLogit(Encoding):
-    """One more key of a learned score, without a value.
+    """One more key, with a learned score and without a value.
 
     Attributes:
-      from_input: whether each token has its own, a projection of the layer's input.
+      from_input: whether each token has its own score, a projection of the layer's input.
     """
 
     from_input: bool = False
@@ -31,7 +31,7 @@ class SinkLogit(Encoding):
         require_bool("from_input", self.from_input)
 
     def init_layer(self, key, dims):
-        """b [H], at first the score of a key that nothing is known of; w [D, H] from the input."""
+        """b [H], zeros, the score of a key with q·k = 0; with `from_input` also w [D, H]."""
         logit = {"logit": jnp.zeros(dims.heads, jnp.float32)}
         if not self.from_input:
             return logit

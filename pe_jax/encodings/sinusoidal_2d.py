@@ -2,9 +2,9 @@
 
     x ← x + [sinusoid(row) ‖ sinusoid(column)]
 
-Half of the channels for each axis, in it all sines and then all cosines, at the frequencies of
-"Attention Is All You Need" over that half. MAE's released weights have the columns first: swap the
-halves of its table.
+Each axis has half of the channels: all sines, then all cosines, at the frequencies of "Attention Is
+All You Need" over that half. MAE's released weights have the columns first: swap the halves of its
+table.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ def sinusoid_2d(positions, dim: int, base: float = 1e4, layout: str = "concatena
     axes = pos.on_axes(positions, np.shape(positions)[-1])
     fix = f"pass a multiple of {2 * len(axes)}"
     require(dim % (2 * len(axes)) == 0, "dim", dim, fix)
-    each = dim // len(axes)
-    tables = [sinusoidal.sinusoid(axis, each, base, layout) for axis in axes]
+    channels = dim // len(axes)
+    tables = [sinusoidal.sinusoid(axis, channels, base, layout) for axis in axes]
     return jnp.concatenate(tables, axis=-1)
 
 
@@ -52,11 +52,11 @@ class Sinusoidal2D(Encoding):
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        known = sinusoidal.LAYOUTS
-        require(self.layout in known, "layout", self.layout, f"choose one of {known}")
+        layouts = sinusoidal.LAYOUTS
+        require(self.layout in layouts, "layout", self.layout, f"choose one of {layouts}")
 
     def check(self, dims):
-        """Two halves of sine and cosine."""
+        """Sines and cosines of two axes need a multiple of 4."""
         fix = "two axes of sine and cosine need a multiple of 4"
         require(dims.width % 4 == 0, "width", dims.width, fix)
 

@@ -7,10 +7,10 @@ No softmax: the weights of a query add up to 1 less what no key has taken. In lo
 
     log weight_ij = s_ij - Σ_{l = j … i-1} ln(1 + exp s_il),    s = q·k/sqrt(E)
 
-which is a bias of a sum along the row, and weights that are not normalized. As in the paper a query
+which is a bias summed along the row, with weights that are not normalized. As in the paper a query
 does not see itself, so that the first token's output is zero; with `attend_current` it does. Keys
-come in the order of the array, and those that the mask hides take nothing. Other biases of a sum
-multiply the weights, after the stick is broken.
+count in the order of the array, and masked keys take nothing. In a sum of encodings, other biases
+multiply the weights after the stick is broken.
 """
 
 import dataclasses
@@ -33,17 +33,17 @@ class StickBreaking(Encoding):
 
     def terms(self, params, dims):
         shares = RowSum(log_left, log_stick, own=True, decays=True)
-        others = () if self.attend_current else (Mask(hide_itself),)
-        return (shares, Unnormalized(), *others)
+        masks = () if self.attend_current else (Mask(hide_itself),)
+        return (shares, Unnormalized(), *masks)
 
 
 def log_left(products: jax.Array) -> jax.Array:
-    """Log(1 - sigmoid(s)), what a key leaves."""
+    """log(1 - sigmoid(s)), what a key leaves."""
     return jax.nn.log_sigmoid(-products)
 
 
 def log_stick(_, sums: jax.Array) -> jax.Array:
-    """What is left after a key and all nearer ones; with s it is what the key takes."""
+    """The log of what a key and all nearer ones leave; plus s, of what the key takes."""
     return sums
 
 

@@ -14,7 +14,7 @@ class Sum(Encoding):
 
     Parameters are tuples, one entry per part. At most one part may change the scale, which then
     multiplies every term that has the factor 1/sqrt(E) in its paper: `transformer_xl+t5` scales
-    none of Transformer-XL's four. A scheme with several views of each token comes after other
+    none of Transformer-XL's four terms. A scheme with several views of each token comes after other
     rotations.
     """
 
@@ -37,13 +37,13 @@ class Sum(Encoding):
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         """What input all parts support."""
-        each = [part.claims for part in self.parts]
+        claims = [part.claims for part in self.parts]
         return Claims(
-            axes=max((c.axes for c in each), default=1),
-            real_positions=all(c.real_positions for c in each),
-            causal_only=any(c.causal_only for c in each),
-            one_sided=any(c.one_sided for c in each),
-            absolute_rotation=any(c.absolute_rotation for c in each),
+            axes=max((c.axes for c in claims), default=1),
+            real_positions=all(c.real_positions for c in claims),
+            causal_only=any(c.causal_only for c in claims),
+            one_sided=any(c.one_sided for c in claims),
+            absolute_rotation=any(c.absolute_rotation for c in claims),
         )
 
     def check(self, dims):

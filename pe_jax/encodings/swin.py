@@ -4,7 +4,7 @@
 
     index = (dr + H - 1)(2W - 1) + dc + W - 1,      |dr| < H,  |dc| < W
 
-for a window of H × W patches. The released code, too, takes distances as query - key, so that its
+for a window of H × W patches. The released code also takes distances as query - key, so that its
 tables are ours, transposed: `table.T`.
 
 BEiT (Bao et al., arXiv 2106.08254) has the image as its window, and a class token with three more
@@ -49,9 +49,9 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
         require(is_int(size, 1), name, size, "pass an integer of at least 1")
     distance, sides = pos.as_positions(distance, name="distance"), np.array([height, width])
     pos.check_axes(distance, 2, "distance")
-    known = pos.concrete(distance)
-    if known is not None and (np.abs(known.astype(np.int64)) >= sides).any():
-        worst = known[(np.abs(known.astype(np.int64)) >= sides).any(-1)][0].tolist()
+    values = pos.concrete(distance)
+    if values is not None and (np.abs(values.astype(np.int64)) >= sides).any():
+        worst = values[(np.abs(values.astype(np.int64)) >= sides).any(-1)][0].tolist()
         fix = f"keep |distance| below ({height}, {width}) or enlarge the window"
         raise ValueError(f"distance: {worst} is outside the {height} × {width} window; {fix}")
     sides = align(jnp.asarray(sides, jnp.int32), distance)
@@ -66,7 +66,7 @@ def class_lookup(table: jax.Array, q_pos, k_pos, height: int, width: int) -> jax
     """The bias of each pair where tokens at (-1, -1) are class tokens: [*B, H, T, S].
 
     Args:
-      table: [H, (2·height - 1)(2·width - 1) + 3], those of `lookup`, then the three of the class.
+      table: [H, (2·height - 1)(2·width - 1) + 3], columns as in `lookup`, then three for the class.
       q_pos: (row, column) of the queries: integers [*B, T, 2].
       k_pos: those of the keys [*B, S, 2].
       height: rows of the window.
@@ -94,9 +94,9 @@ def class_lookup(table: jax.Array, q_pos, k_pos, height: int, width: int) -> jax
 def resize(
     table: jax.Array, window: tuple[int, int], to: tuple[int, int], method: str = "bilinear"
 ) -> jax.Array:
-    """A table [H, n] of one window as that of another; the entries of a class token stay.
+    """A table [H, n], resized from one window to another; the entries of a class token stay.
 
-    Transformers does so for images of other sizes under BEiT, bilinearly (`learned_grid.resize`).
+    Transformers does so for BEiT on images of other sizes, bilinearly (`learned_grid.resize`).
 
     Raises:
       ValueError: a table of another size, an unknown method.
@@ -120,7 +120,7 @@ def _distances(height: int, width: int) -> int:
 class Swin(Encoding):
     """One scalar per head and distance on a window of `height` × `width`, in every layer.
 
-    `class_token` adds BEiT's three for a token at (-1, -1), as `positions.grid(height, width,
+    `class_token` adds BEiT's three entries for (-1, -1), as `positions.grid(height, width,
     prefix=1, numbered=True)` has it. With `shared` the layers have one table.
     """
 
@@ -164,7 +164,7 @@ class Swin(Encoding):
         return lookup(table, distance, self.height, self.width)
 
     def class_lookup(self, table, q_pos, k_pos):
-        """The same of pairs, with a class token: [*B, H, T, S]."""
+        """The same for pairs, with a class token: [*B, H, T, S]."""
         return class_lookup(table, q_pos, k_pos, self.height, self.width)
 
     def limit(self):

@@ -85,7 +85,7 @@ def bucket(
 class T5(Encoding):
     """One scalar per head and bucket, shared by all layers; scores are not scaled.
 
-    `shared=False` gives each layer a table of its own (UMT5).
+    `shared=False` gives each layer its own table (UMT5).
     """
 
     num_buckets: int = 32

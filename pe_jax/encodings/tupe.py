@@ -8,10 +8,10 @@ no position is added to the words. (p_i U_Q)·(p_j U_K) is a dot product of vect
 computed in tiles as q·k is. Position 0 is [CLS], which is no word of the text: θ₁ is its bias to
 all others, θ₂ theirs to it (one of each per head). A model without [CLS] may set `reset=False`.
 
-The equations are followed; the released code puts a layer norm on p and has biases in U. Instead p
+This follows the equations; the released code applies a layer norm to p and has biases in U. Here p
 begins as such a norm leaves it, N(0, 1), so that both halves of the score begin at the same size.
-TUPE-R adds T5's bidirectional bias. T5 sets another scale (1), so it is not `tupe+t5` but
-T5's buckets as edges: `tupe+buckets(edges=…, directional=True)`, the edges being
+TUPE-R adds T5's bidirectional bias. T5 sets another scale (1), so write its buckets as edges:
+`tupe+buckets(edges=…, directional=True)`, not `tupe+t5`, with the edges
 `t5.thresholds(16, 128) - 1`. The sum adds that bias to θ, too.
 """
 

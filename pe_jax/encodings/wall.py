@@ -4,16 +4,16 @@
     score_ij = Σ_n q_i,n k_j,n exp(Σ_{l = j+1 … i} g_l,n) / sqrt(E)
 
 FoX (arXiv 2503.02130) fades a key's weight as tokens forget it; here each channel of the product
-fades at a rate of its own, so that a head remembers some of what a key said and not the rest. It
-replaces RoPE. At first b = 8: almost nothing fades.
+fades at its own rate, so that a head can keep some channels of a key and forget others. It replaces
+RoPE. b begins at 8: almost nothing fades.
 
-With P the running sum of g, the factor is exp(P_i - P_j). It is no rotation of q and k: exp(P_i)
+With P the running sum of g, the factor is exp(P_i - P_j). It is not a rotation of q and k: exp(P_i)
 vanishes and exp(-P_j) overflows within a few hundred tokens. P is therefore held in two numbers,
 and only differences are taken, which are at most 0. Where all keys of a tile come before its
-queries, P_i - P_j goes by way of the first query, both parts at most 0: one product of matrices, as
-in the authors' kernels (flash-linear-attention). On the diagonal a pair takes E exponentials. A
+queries, P_i - P_j is split at the first query, both parts at most 0: one product of matrices, as in
+the authors' kernels (flash-linear-attention). On the diagonal a pair takes E exponentials. A
 cache holds P for each query head, 2E float32 numbers per token. Without a causal mask the fade is
-that of the tokens between, exp(-|P_i - P_j|); theirs is causal only.
+that of the tokens between, exp(-|P_i - P_j|); the authors' is causal only.
 """
 
 import dataclasses

@@ -3,9 +3,9 @@
     score_ij = q_i·k_j/sqrt(E) + g_i·table[h, bucket(i - j)]
     a, b = sigmoid(u·x_i), sigmoid(w·x_i);    g_i = a·(s_h·b - 1) + 2
 
-x_i is the head's own slice of the layer's input: D = H·E. As in the released code, which differs
-from the paper: the gates read x, not q (Chi et al. have q), and a stands where the paper's formula
-has 1 - a. Each of u and w is the sum of four rows of a projection, as released weights have them.
+x_i is the head's slice of the layer's input: D = H·E. This follows the released code, which differs
+from the paper: the gates read x, not q (Chi et al. have q), and a replaces the 1 - a of the paper's
+formula. Each of u and w is the sum of four rows of a projection, as released weights have them.
 The table, T5's with 320 buckets up to a distance of 800, is shared by all layers.
 """
 
@@ -23,7 +23,7 @@ ROWS = 8  # of the projection: four for each gate
 
 
 def gate(x: jax.Array, weight: jax.Array, bias: jax.Array, scale: jax.Array) -> jax.Array:
-    """What the bias of each token and head is multiplied by: float32 [*B, T, H].
+    """g, the factor on the bias of each token and head: float32 [*B, T, H].
 
     Args:
       x: [*B, T, D], the layer's input, a slice of D/H channels per head.
@@ -60,8 +60,8 @@ class WavLM(T5):
         return {"weight": weight, "bias": bias, "scale": ones} | super().init_layer(table, dims)
 
     def terms(self, params, dims):
-        own = {name: params.layer[name] for name in ("weight", "bias", "scale")}
-        state, horizon = State(gate_state, own, width=1), self.horizon()
+        gates = {name: params.layer[name] for name in ("weight", "bias", "scale")}
+        state, horizon = State(gate_state, gates, width=1), self.horizon()
         table = (params.shared if self.shared else params.layer)["table"]
         return (RelativeState(self.entry, table, state=state, horizon=horizon),)
 

@@ -1,7 +1,7 @@
-"""A layer's own sliding window, as `rope@window=512*3,nope` in a config: what it sees, not where.
+"""A sliding window for one layer, as `rope@window=512*3,nope` in a config.
 
-Gemma 3, Cohere 2 and gpt-oss have windows on most layers and none on the others; RoPE on the layers
-with a window alone is RNoPE-SWA (Yang et al., "RoPE to NoPE and back again", arXiv 2501.18795) and
+Gemma 3, Cohere 2 and gpt-oss have windows on most layers and none on the others; RoPE only on the
+layers with a window is RNoPE-SWA (Yang et al., "RoPE to NoPE and back again", arXiv 2501.18795) and
 SWAN (Puvvada et al., arXiv 2504.08719).
 """
 
@@ -16,10 +16,10 @@ class Windowed(Encoding):
     """An encoding and the window of its layer; parameters and terms are those of the encoding.
 
     Attributes:
-      encoding: what is encoded.
-      window: how many tokens back are visible, oneself included; None: all, whatever the model has.
-      sinks: first tokens of each document that stay in sight beyond the window, at their places in
-        the text.
+      encoding: the encoding of the layer.
+      window: how many tokens back are visible, query included; None: all, whatever the model has.
+      sinks: how many first tokens of each document stay visible beyond the window, at their
+        positions in the text.
     """
 
     encoding: Encoding = Encoding()
@@ -65,13 +65,13 @@ class Windowed(Encoding):
 
 
 def require_window(window: int | None, sinks: int) -> None:
-    """Raises ValueError where the window or the sinks cannot be."""
+    """Raises ValueError unless the window and the sinks are valid together."""
     require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
     require(is_int(sinks, 0), "sinks", sinks, "pass an integer of at least 0")
-    fix = "pass a window too: without one every token is in sight"
+    fix = "pass a window too: without one every token is visible"
     require(window is not None or not sinks, "sinks", sinks, fix)
 
 
 def without_window(encoding: Encoding) -> Encoding:
-    """The encoding alone."""
+    """The encoding without its window."""
     return encoding.encoding if isinstance(encoding, Windowed) else encoding

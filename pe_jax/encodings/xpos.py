@@ -3,12 +3,12 @@
     (ζ^(m/512) R_m q)·(ζ^(-n/512) R_n k) = Σ_i ζ_i^((m-n)/512) · (pair i of RoPE's product)
     ζ_i = (i/(d/2) + γ)/(1 + γ),    γ = 0.4
 
-Each pair of channels decays, faster pairs faster, in q and k and without a bias. The paper attends
-in blocks beyond its training length; `window` is similar.
+Each pair of channels decays, faster pairs faster, by factors on q and k, without a bias. The paper
+attends in blocks beyond its training length; `window` is similar.
 
 The origin is fixed at position 0 (the authors' code takes the middle of the sequence), so that keys
 in a cache stay valid. Keys grow as 3.5^(n/512) and queries shrink: float32 and bfloat16 hold that
-for 0 ≤ position < 55·512 = 28,160, float16 for some 3,500. Outside, positions are an error where
+for 0 ≤ position < 55·512 = 28,160, float16 for about 3,500. Outside, positions are an error where
 they are known and NaN under a trace. A key ahead of its query grows without bound: causal only, and
 positions may not run backwards.
 """
@@ -45,17 +45,17 @@ def growth(positions, dim: int, scale_base: int = 512) -> jax.Array:
       TypeError: positions that are not integers.
     """
     positions, limit = pos.as_positions(positions), REACH * scale_base
-    known = pos.concrete(positions)
-    if known is not None and known.size and not 0 <= known.min() <= known.max() < limit:
-        worst = known.min() if known.min() < 0 else known.max()
+    values = pos.concrete(positions)
+    if values is not None and values.size and not 0 <= values.min() <= values.max() < limit:
+        worst = values.min() if values.min() < 0 else values.max()
         raise ValueError(
             f"positions: {worst} is outside [0, {limit}), where xPos fits float32;"
             " raise scale_base or keep positions inside"
         )
     inside = (positions >= 0) & (positions < limit)
-    at = jnp.where(inside, positions.astype(jnp.float32), jnp.nan)[..., None]
+    defined = jnp.where(inside, positions.astype(jnp.float32), jnp.nan)[..., None]
     rate = jnp.asarray(np.log(zeta(dim)) / scale_base, jnp.float32)
-    return jnp.exp(at * align(rate, at))
+    return jnp.exp(defined * align(rate, defined))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +95,8 @@ class XPos(Encoding):
         theta = rope.frequencies(dim, self.base)
         size = growth(positions, dim, self.scale_base)[..., None, :] ** sign
         rotated = rope.rotate(x.astype(jnp.float32), positions, theta, self.layout)
-        both = jnp.tile(size, 2) if self.layout == "half" else jnp.repeat(size, 2, axis=-1)
-        return (rotated * align(both, x)).astype(x.dtype)
+        factor = jnp.tile(size, 2) if self.layout == "half" else jnp.repeat(size, 2, axis=-1)
+        return (rotated * align(factor, x)).astype(x.dtype)
 
     def limit(self):
         """The position from which on float32 overflows."""

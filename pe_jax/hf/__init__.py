@@ -6,10 +6,10 @@
     pe_jax.hf.to_hf(layers, "smollm3")          # the keys that were read
     pe_jax.hf.params(config, state, layer=3)    # the position weights of a state dict, as `Params`
 
-`families` lists the model types. What is not understood is an error that names the key: a partial
-rotation is never read as a full one. Where a config says something that transformers leaves unread
-(`rotary_dim` of MiniMax, `partial_rotary_factor` of Llama, `alibi_bias_max` of MPT), the config is
-believed.
+`families` lists the model types. A key that is not understood is an error that names it: a partial
+rotation is never read as a full one. Where a config has a setting that transformers does not read
+(`rotary_dim` of MiniMax, `partial_rotary_factor` of Llama, `alibi_bias_max` of MPT), it is read
+here.
 """
 
 import dataclasses
@@ -25,20 +25,20 @@ from pe_jax.validation import is_int, nearest, require, shown
 
 __all__ = ["FAMILIES", "LayerEncoding", "encodings", "params", "pattern", "to_hf"]
 
-VISION = {  # of Qwen2-VL and 2.5-VL, whose parts for images say no type
+VISION = {  # of Qwen2-VL and 2.5-VL, whose vision configs have no model_type
     "qwen2_vl_vision": {"depth", "embed_dim", "spatial_merge_size"},
     "qwen2_5_vl_vision": {"depth", "fullatt_block_indexes", "spatial_merge_size"},
 }
-OWN_MASKS = ("gpt_neo", "openai-gpt", "xlnet")  # which leave `is_causal` unread
+OWN_MASKS = ("gpt_neo", "openai-gpt", "xlnet")  # these do not read `is_causal`
 
 
 def encodings(config: Any, like: str | None = None) -> tuple[LayerEncoding, ...]:
     """The encoding of each layer as a Hugging Face config describes it.
 
     Args:
-      config: an object with `to_dict()`, or the dict (a `config.json`), of transformers 4 or 5. Of
-        one with a part for text, that part is read: pass `config.vision_config` for the other.
-      like: read it as a config of this model type, whatever its own is.
+      config: an object with `to_dict()`, or the dict (a `config.json`), of transformers 4 or 5. If
+        it has a text part, that part is read: pass `config.vision_config` for images.
+      like: read it as a config of this model type, whatever type it has.
 
     Returns:
       One entry per layer; an encoder's before its decoder's.
@@ -57,24 +57,24 @@ def encodings(config: Any, like: str | None = None) -> tuple[LayerEncoding, ...]
 def to_hf(layers: Sequence[LayerEncoding], model_type: str) -> dict[str, Any]:
     """The keys of a config (transformers 5) of this type from which `encodings` reads these layers.
 
-    Sizes that positions do not depend on are left out, as width and number of heads.
+    Sizes that do not affect positions, such as width and number of heads, are left out.
 
     Args:
-      layers: all of the model's.
+      layers: all layers of the model.
       model_type: as in configs: "llama".
 
     Raises:
-      ValueError: an unknown type; what its configs cannot say.
+      ValueError: an unknown type; layers that its configs cannot express.
       TypeError: an argument that is not a sequence of `LayerEncoding`.
     """
     try:
         family, layers = _family(model_type), checked(layers)
         if not layers:
             raise ValueError("layers=(): pass at least one")
-        both = any(map(_sees_ahead, layers)) and not family.bidirectional
-        own = [_one_way(layer) for layer in layers] if both else layers
-        config = {"model_type": model_type, **family.write(own)}
-        config |= {"is_causal": False} if both else {}
+        two_way = any(map(_sees_ahead, layers)) and not family.bidirectional
+        one_way = [_one_way(layer) for layer in layers] if two_way else layers
+        config = {"model_type": model_type, **family.write(one_way)}
+        config |= {"is_causal": False} if two_way else {}
         if not family.checked:
             return config
         widths = {"hidden_size": layers[0].head_dim, "num_attention_heads": 1}
@@ -92,17 +92,17 @@ def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
 
     Args:
       config: as for `encodings`.
-      state: arrays by name, those of PyTorch on the CPU or as NumPy has them, of a whole model or
-        of its stack of layers: `model.state_dict()`, the tensors of a file.
-      layer: which one, counted as by `encodings`.
+      state: arrays by name, of PyTorch on the CPU or of NumPy, for a whole model or its stack of
+        layers: `model.state_dict()`, the tensors of a file.
+      layer: its index in the result of `encodings`.
 
     Returns:
       Float32 arrays; nothing for rotations, ALiBi and sinusoids. DeBERTa's table is one column
       wider than the model: call `attention` with `dims` of that width.
 
     Raises:
-      ValueError: what `encodings` raises; a layer that is not there or has no attention; names
-        that are missing, more than one, or not known here.
+      ValueError: what `encodings` raises; a layer that does not exist or has no attention; names
+        that are missing, ambiguous, or not known here.
       TypeError: `state` is not a mapping from names to arrays.
     """
     settings = _as_dict(config)
@@ -111,10 +111,10 @@ def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
         raise TypeError(f"state={shown(state)}: pass arrays by name, as model.state_dict()")
     ok = is_int(layer, 0) and layer < len(layers)
     require(ok, "layer", layer, f"the model has {len(layers)}")
-    own = layers[layer]
-    require(own.encoding is not None, "layer", layer, "it has no attention")
-    index, count = (sum(x.stack == own.stack for x in some) for some in (layers[:layer], layers))
-    return weights.load(own, index, count, _text(settings), state)
+    chosen = layers[layer]
+    require(chosen.encoding is not None, "layer", layer, "it has no attention")
+    index, count = (sum(x.stack == chosen.stack for x in some) for some in (layers[:layer], layers))
+    return weights.load(chosen, index, count, _text(settings), state)
 
 
 def _as_dict(config: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _as_dict(config: Any) -> dict[str, Any]:
         return dict(config)
     inner = {name: getattr(config, name, None) for name in parents.TEXT}
     inner = {name: part for name, part in inner.items() if part is not None}
-    return {"per_layer_config": None, **dictionary, **inner}  # an object leaves out what is None
+    return {"per_layer_config": None, **dictionary, **inner}  # to_dict() leaves out what is None
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -146,13 +146,13 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
         config = {**config, "tokens_per_second": rate}
     keys = Keys(str(model_type), config)
     if keys.drafts() and getattr(family, "sections", ()) is None:
-        own = keys.mapping("rope_scaling") or keys.mapping("rope_parameters") or {}
-        if own.get("mrope_section") is not None:  # of the model that it drafts for
-            order = own.get("mrope_interleaved") is True
+        parameters = keys.mapping("rope_scaling") or keys.mapping("rope_parameters") or {}
+        if parameters.get("mrope_section") is not None:  # of the model that it drafts for
+            order = parameters.get("mrope_interleaved") is True
             family = dataclasses.replace(family, sections=(1, 1, 1), interleaved=order)
     layers = family.read(keys)
     causal = keys.flag("is_causal", default=True) or model_type in OWN_MASKS
-    fix = "what this family's layers see of later tokens is not read here"
+    fix = "whether this family's layers see later tokens is not read here"
     require(causal or family.both_ways, "is_causal", causal, fix)
     keys.check_rest()
     layers = layers if causal else map(_both_ways, layers)
@@ -162,7 +162,7 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
 
 
 def _both_ways(layer: LayerEncoding) -> LayerEncoding:
-    """As `is_causal: false` changes a decoder's layer; a window counts besides the query's own."""
+    """A decoder's layer under `is_causal: false`, where windows do not count the query's token."""
     if not layer.causal or layer.chunk is not None or layer.encoding is None:
         return layer
     window = None if layer.window is None else layer.window + 1
@@ -170,7 +170,7 @@ def _both_ways(layer: LayerEncoding) -> LayerEncoding:
 
 
 def _one_way(layer: LayerEncoding) -> LayerEncoding:
-    """What `_both_ways` made this layer of."""
+    """The layer from which `_both_ways` makes this one."""
     window = None if layer.window is None else layer.window - 1
     return dataclasses.replace(layer, causal=True, window=window) if _sees_ahead(layer) else layer
 
@@ -180,7 +180,7 @@ def _sees_ahead(layer: LayerEncoding) -> bool:
 
 
 def _family(model_type: Any, config: Mapping[str, Any] | None = None) -> Family:
-    """Of that name; the config is for the suggestion where there is none."""
+    """The family of that name; the config is for the suggestion if there is none."""
     if not isinstance(model_type, str) or not model_type:
         raise ValueError(f"model_type={shown(model_type)}: pass one, such as 'llama'")
     if model_type in FAMILIES:
@@ -199,7 +199,7 @@ def _family(model_type: Any, config: Mapping[str, Any] | None = None) -> Family:
 
 def _alike(config: Mapping[str, Any]) -> str:
     """The family that reads all of a config's keys of positions, and most of the others."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for kind, family in FAMILIES.items() if not config.keys().isdisjoint(LAYERS) else ():
         keys = Keys(kind, config)
         try:
@@ -207,8 +207,8 @@ def _alike(config: Mapping[str, Any]) -> str:
             keys.check_rest()
         except ValueError:
             continue
-        found[kind] = sum(config.get(name) is not None for name in keys.known)
-    return max(found, key=lambda kind: found[kind], default="")
+        counts[kind] = sum(config.get(name) is not None for name in keys.known)
+    return max(counts, key=lambda kind: counts[kind], default="")
 
 
 def _one_line(error: Exception) -> str:

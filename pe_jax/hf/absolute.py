@@ -21,18 +21,19 @@ def one_of_a_kind(layers: Sequence[LayerEncoding], stack: str | None = None) -> 
     Raises:
       ValueError: they differ, or there are none.
     """
-    own = [layer for layer in layers if stack in (None, layer.stack)]
-    require(bool(own), "layers", len(own), f"pass at least one in the {stack}")
-    same = all(layer == own[0] for layer in own)
-    require(same, "layers", own[-1], f"such models have the same in each layer: {shown(own[0])}")
-    return own[0]
+    chosen = [layer for layer in layers if stack in (None, layer.stack)]
+    require(bool(chosen), "layers", len(chosen), f"pass at least one in the {stack}")
+    same = all(layer == chosen[0] for layer in chosen)
+    fix = f"such models have the same in each layer: {shown(chosen[0])}"
+    require(same, "layers", chosen[-1], fix)
+    return chosen[0]
 
 
 def written(encoding: Encoding | None, kind: type) -> Any:
     """The encoding, which must be of that class.
 
     Raises:
-      ValueError: it is another one.
+      ValueError: it is of another class.
     """
     require(isinstance(encoding, kind), "encoding", encoding, f"such models have {kind.__name__}")
     return encoding
@@ -43,16 +44,16 @@ class Learned1D(Family):
     """A learned table, of `max_position_embeddings` rows.
 
     Attributes:
-      length: its default.
+      length: default of that key.
       causal: whether later tokens are hidden.
       pad: default of `pad_token_id`: position 0 has the row after it, and the rows before are no
         positions (RoBERTa); None: position 0 has row 0.
-      first_row: rows that come on top of the length, before that of position 0 (OPT).
+      first_row: rows before that of position 0, in addition to the length (OPT).
       typed: whether `position_embedding_type` is read: "absolute", "relative_key" (Shaw's keys) or,
         if `rotary`, "rotary" (ESM).
       decodes: whether `is_decoder` is read, which hides later tokens.
       groups: whether each layer is `inner_group_num` of them (ALBERT).
-      layout: of a sinusoid instead of the table.
+      layout: of a sinusoid that replaces the table; "": the table.
       also: what else each layer needs.
     """
 
@@ -68,7 +69,7 @@ class Learned1D(Family):
     also: tuple[str, ...] = ()
 
     def _rows(self, keys: Keys) -> tuple[int, int]:
-        """Positions, and the row of the first."""
+        """The number of positions, and the row of the first."""
         length = keys.integer(*LENGTHS, default=self.length)
         if self.pad is None:
             return length, self.first_row
@@ -79,9 +80,9 @@ class Learned1D(Family):
     def read(self, keys: Keys) -> list[LayerEncoding]:
         length, first = self._rows(keys)
         head_dim, layers = keys.head_dim(), keys.layers()
-        known = ("absolute", "relative_key") + (("rotary",) if self.rotary else ())
+        kinds = ("absolute", "relative_key") + (("rotary",) if self.rotary else ())
         fix = "'relative_key_query' adds k·table; the nearest scheme: deberta"
-        kind = keys.choice("position_embedding_type", known, "absolute", fix) if self.typed else ""
+        kind = keys.choice("position_embedding_type", kinds, "absolute", fix) if self.typed else ""
         base = keys.real("rope_theta", default=1e4) if self.rotary else 1e4
         encoding: Encoding = Sinusoidal(layout=self.layout) if self.layout else Learned(length)
         if kind == "relative_key":
@@ -149,13 +150,13 @@ class GPTNeo(Learned1D):
     def read(self, keys):
         layers, window = super().read(keys), keys.integer("window_size", default=256)
         types = keys.get("attention_types", default=[[["global", "local"], len(layers) // 2]])
-        made, name = self._listed(types), "attention_layers"
-        keys.config[name] = keys.get(name, default=made)  # of too few entries, too
-        given = keys.per_layer(name, len(layers), ("global", "local"))
+        kinds, name = self._listed(types), "attention_layers"
+        keys.config[name] = keys.get(name, default=kinds)  # per_layer refuses too few entries
+        kinds = keys.per_layer(name, len(layers), ("global", "local"))
         scaled = None if layers[0].head_dim == 1 else 1.0
         return [
             dataclasses.replace(x, scale=scaled, window=window if kind == "local" else None)
-            for x, kind in zip(layers, given, strict=True)
+            for x, kind in zip(layers, kinds, strict=True)
         ]
 
     def _listed(self, types: Any) -> list[Any]:
@@ -189,8 +190,8 @@ class TwoStacks(Family):
       lengths: default of both stacks' `max_position_embeddings`, or those of an encoder's
         `max_source_positions` and a decoder's `max_target_positions`.
       first_row: of position 0, in a released table or among the angles.
-      only: the one stack that there is, whose keys may have the usual names.
-      usual: whether these are what is written.
+      only: the name of a single stack, whose keys may have the usual names.
+      usual: whether `write` uses the usual names.
     """
 
     encoder: str | None
@@ -203,7 +204,7 @@ class TwoStacks(Family):
     def read(self, keys: Keys) -> list[LayerEncoding]:
         entries, width = [], keys.integer("d_model", "hidden_size")
         for key in ("static_position_embeddings", "extra_pos_embeddings"):
-            keys.get(key)  # of older code: what the model types say by themselves
+            keys.get(key)  # of older code; the model type decides these
         for stack, layout, (key, default) in self._stacks():
             length = keys.integer(key, default=default)
             usual = ("num_hidden_layers", "num_attention_heads") if self.only else ()
@@ -221,16 +222,16 @@ class TwoStacks(Family):
             lengths = zip(
                 ("max_source_positions", "max_target_positions"), self.lengths, strict=True
             )
-        both = zip(("encoder", "decoder"), (self.encoder, self.decoder), lengths, strict=True)
-        return [entry for entry in both if self.only in ("", entry[0])]
+        stacks = zip(("encoder", "decoder"), (self.encoder, self.decoder), lengths, strict=True)
+        return [entry for entry in stacks if self.only in ("", entry[0])]
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         config: dict[str, Any] = {"d_model": max(layer.head_dim for layer in layers)}
         for stack, layout, (key, _) in self._stacks():
-            own = [layer for layer in layers if layer.stack == stack]
-            config |= {f"{stack}_layers": len(own), f"{stack}_attention_heads": 1}
-            if own and layout is None:
-                config[key] = written(one_of_a_kind(own).encoding, Learned).length
+            of_stack = [layer for layer in layers if layer.stack == stack]
+            config |= {f"{stack}_layers": len(of_stack), f"{stack}_attention_heads": 1}
+            if of_stack and layout is None:
+                config[key] = written(one_of_a_kind(of_stack).encoding, Learned).length
         if self.usual:
             names = {"d_model": "hidden_size", f"{self.only}_layers": "num_hidden_layers"}
             names |= {f"{self.only}_attention_heads": "num_attention_heads"}
@@ -240,11 +241,11 @@ class TwoStacks(Family):
 
 @dataclasses.dataclass(frozen=True)
 class Halves(Family):
-    """An encoder and a decoder, each with keys in a config of its own, or under a prefix.
+    """An encoder and a decoder, each with keys in a separate config, or under a prefix.
 
     Attributes:
       stacks: the families of both, the encoder's first, and the names of their default sizes.
-      keys: what follows "encoder" and "decoder" in the keys of their configs; "_": a prefix.
+      suffix: what follows "encoder" and "decoder" in the keys of their configs; "_": a prefix.
     """
 
     stacks: tuple[tuple[Any, str], tuple[Any, str]]
@@ -253,21 +254,21 @@ class Halves(Family):
     def read(self, keys):
         entries = []
         for stack, (family, kind) in zip(("encoder", "decoder"), self.stacks, strict=True):
-            own = keys.mapping(stack + self.suffix) or {}
+            settings = keys.mapping(stack + self.suffix) or {}
             if self.suffix == "_":
-                own = {n.removeprefix(f"{stack}_"): x for n, x in keys.config.items()}
-            inner = Keys(keys.model_type, parents.sized(own, kind))
+                settings = {n.removeprefix(f"{stack}_"): x for n, x in keys.config.items()}
+            inner = Keys(keys.model_type, parents.sized(settings, kind))
             entries += [dataclasses.replace(x, stack=stack) for x in family.read(inner)]
             inner.check_rest()
             keys.known |= inner.known
         return entries
 
     def write(self, layers):
-        found: dict[str, Any] = {}
+        config: dict[str, Any] = {}
         for stack, (family, _) in zip(("encoder", "decoder"), self.stacks, strict=True):
             own = family.write([layer for layer in layers if layer.stack == stack])
             if self.suffix == "_":
-                found |= {f"{stack}_{n}" if n.startswith("num_") else n: x for n, x in own.items()}
+                config |= {f"{stack}_{n}" if n.startswith("num_") else n: x for n, x in own.items()}
             else:
-                found[stack + self.suffix] = own
-        return found
+                config[stack + self.suffix] = own
+        return config

@@ -33,7 +33,6 @@ class T5Family(Family):
     Attributes:
       shared: whether the layers of a stack share a table.
       local: whether the encoder's attention has a radius (LongT5).
-      layers: default of `num_layers`.
     """
 
     shared: bool = True
@@ -52,9 +51,9 @@ class T5Family(Family):
             window = keys.integer("local_radius", default=127) + 1
         entries = []
         for stack, times in (("encoder", count), ("decoder", decoders)):
-            both = stack == "encoder"
-            encoding = t5.T5(buckets, reach, bidirectional=both, shared=self.shared)
-            more = {"causal": not both, "stack": stack, "window": window if both else None}
+            two_way = stack == "encoder"
+            encoding = t5.T5(buckets, reach, bidirectional=two_way, shared=self.shared)
+            more = {"causal": not two_way, "stack": stack, "window": window if two_way else None}
             entries += [LayerEncoding(encoding, head_dim, **more)] * times
         return entries
 
@@ -97,17 +96,17 @@ class DeBERTaFamily(Family):
         norm = keys.get("norm_rel_ebd", default="none") if self.v2 else "none"
         require(norm in ("none", "layer_norm"), "norm_rel_ebd", norm, "pass 'layer_norm' or 'none'")
         also += ("norm_rel_ebd",) if norm != "none" and relative else ()
-        # the scale counts the terms that are asked for, whether there are any or not
+        # the scale counts the terms in pos_att_type, even without relative_attention
         scale = ((1 + len(kinds)) * head_dim) ** -0.5 if kinds and not relative else None
         encoding = parts[0] if len(parts) == 1 else Sum(tuple(parts)) if parts else Encoding()
         more = {"causal": False, "stack": "encoder", "scale": scale, "also": also}
         return [LayerEncoding(encoding, head_dim, **more)] * keys.layers()
 
     def _kinds(self, keys: Keys) -> tuple[str, ...]:
-        given = keys.get("pos_att_type", default=())
-        names = tuple(given.split("|")) if isinstance(given, str) else given
+        value = keys.get("pos_att_type", default=())
+        names = tuple(value.split("|")) if isinstance(value, str) else value
         ok = isinstance(names, list | tuple) and set(map(str, names)) <= set(DEBERTA_TYPES)
-        require(ok, "pos_att_type", given, "choose of 'c2p' and 'p2c' (a field of deberta)")
+        require(ok, "pos_att_type", value, "choose of 'c2p' and 'p2c' (a field of deberta)")
         return tuple(kind for kind in DEBERTA_TYPES if kind in names)
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
@@ -148,14 +147,14 @@ class Bloom(Family):
 
 @dataclasses.dataclass(frozen=True)
 class MPT(Family):
-    """ALiBi of `attn_config`; transformers 5.23 takes `alibi_bias_max` for 8 and alibi for True."""
+    """ALiBi of `attn_config`; transformers 5.23 reads `alibi_bias_max` as 8 and `alibi` as True."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         inner = Keys(keys.model_type, keys.mapping("attn_config") or {})
         fix = "transformers has ALiBi all the same; without it these models have a learned table:"
         alibi = inner.flag("alibi", default=True)
         require(alibi, "attn_config.alibi", alibi, f"{fix} use learned(length=max_seq_len)")
-        keys.get("learned_pos_emb")  # without effect beside ALiBi
+        keys.get("learned_pos_emb")  # without effect with ALiBi
         inner.refuse("prefix_lm", "its mask of prefixes is not supported")
         inner.refuse("rope", "MPT with rotations is not supported; use rope")
         for key in ("sliding_window_size", "attn_uses_sequence_id"):
@@ -175,13 +174,13 @@ class MPT(Family):
 
 @dataclasses.dataclass(frozen=True)
 class Falcon(Family):
-    """ALiBi scaled with the scores, or RoPE; theirs is rounded to bfloat16, ours is not."""
+    """ALiBi scaled with the scores, or RoPE; Falcon rounds ALiBi to bfloat16, pe_jax does not."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         if not keys.flag("alibi"):
             return Rotary().read(keys)
         for key in ("rope_parameters", "rope_theta", "rope_scaling"):
-            keys.get(key)  # without effect beside ALiBi
+            keys.get(key)  # without effect with ALiBi
         return [LayerEncoding(ALiBi(scaled=True), keys.head_dim())] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
@@ -195,7 +194,7 @@ class Falcon(Family):
 
 @dataclasses.dataclass(frozen=True)
 class XLNet(Family):
-    """Transformer-XL's terms, and one of segments."""
+    """Transformer-XL's terms, and a bias of segments."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         kind = keys.choice("attn_type", ("bi", "uni"), "bi")
@@ -225,8 +224,8 @@ class WavLMFamily(Family):
     def read(self, keys: Keys) -> list[LayerEncoding]:
         encoding: Encoding = Encoding()
         if self.gated:
-            counts = keys.integer("num_buckets", default=320)
-            encoding = WavLM(counts, keys.integer("max_bucket_distance", default=800))
+            buckets = keys.integer("num_buckets", default=320)
+            encoding = WavLM(buckets, keys.integer("max_bucket_distance", default=800))
         for key in ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups"):
             keys.get(key)
         keys.get("conv_pos_kernel_size")  # data2vec's
@@ -268,7 +267,7 @@ class MPNet(Family):
 
 @dataclasses.dataclass(frozen=True)
 class LayoutLMv3Family(Family):
-    """Buckets of index and position on the page; the input has learned tables of both besides."""
+    """Buckets of index and position on the page; the input also has learned tables of both."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         for key in ("has_relative_attention_bias", "has_spatial_attention_bias"):
@@ -288,10 +287,10 @@ class LayoutLMv3Family(Family):
         return [LayerEncoding(encoding, keys.head_dim(), also=also, **more)] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        config = written(one_of_a_kind(layers).encoding, LayoutLMv3)
-        settings = {"rel_pos_bins": config.num_buckets, "max_rel_pos": config.max_distance}
-        settings |= {"rel_2d_pos_bins": config.spatial_buckets}
-        settings |= {"max_rel_2d_pos": config.spatial_distance}
+        encoding = written(one_of_a_kind(layers).encoding, LayoutLMv3)
+        settings = {"rel_pos_bins": encoding.num_buckets, "max_rel_pos": encoding.max_distance}
+        settings |= {"rel_2d_pos_bins": encoding.spatial_buckets}
+        settings |= {"max_rel_2d_pos": encoding.spatial_distance}
         return {"num_hidden_layers": len(layers), **settings}
 
 
@@ -332,14 +331,14 @@ class Conformer(Family):
         for key in ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups"):
             keys.get(key)  # of a convolution that is built and never called
         for key in ("rotary_embedding_base", "max_source_positions"):
-            keys.get(key)  # how far a table of angles goes at first
+            keys.get(key)  # initial length of a table of angles
         default = "relative_key" if self.keyed else "relative"
-        known = ("relative", "relative_key")[: 1 + self.keyed]
+        kinds = ("relative", "relative_key")[: 1 + self.keyed]
         fix = "'rotary' turns the input of the projections, not q and k: no scheme of ours"
         left, right = keys.integer(LEFT, default=64), keys.integer(RIGHT, default=8, low=0)
         if keys.has_none(KIND):
             encoding = Encoding()
-        elif keys.choice(KIND, known, default, fix) == "relative":
+        elif keys.choice(KIND, kinds, default, fix) == "relative":
             encoding = TransformerXL()
         else:
             encoding = Shaw(max(left, right), values=False)
@@ -347,21 +346,21 @@ class Conformer(Family):
         return [layer] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        encoding, found = one_of_a_kind(layers).encoding, {"num_hidden_layers": len(layers)}
+        encoding, config = one_of_a_kind(layers).encoding, {"num_hidden_layers": len(layers)}
         if isinstance(encoding, Shaw) and self.keyed:
-            return found | {KIND: "relative_key", LEFT: encoding.clip, RIGHT: encoding.clip}
+            return config | {KIND: "relative_key", LEFT: encoding.clip, RIGHT: encoding.clip}
         plain = encoding == Encoding()
         fix = "such models have transformer_xl, or nope" + ", or shaw" * self.keyed
         require(plain or isinstance(encoding, TransformerXL), "encoding", encoding, fix)
-        return found | {KIND: None if plain else "relative"}
+        return config | {KIND: None if plain else "relative"}
 
 
-# Models whose code is on the Hub alone.
+# Models whose code is only on the Hub.
 
 
 @dataclasses.dataclass(frozen=True)
 class Baichuan(Family):
-    """RoPE in the models of 7B, ALiBi in those of 13B, whose configs give no length of a table."""
+    """RoPE in the 7B models, ALiBi in the 13B models, whose configs have no maximal position."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         if keys.get(LENGTHS[0]) is not None:
@@ -397,14 +396,14 @@ class Qwen1(Rotary):
     """As Llama up to `seq_length`; beyond, a base and a factor that grow, named in `also`."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        known = ("dynamic_ntk", "logn_attn")
-        also = [f"{name}_beyond" for name in known if keys.flag(f"use_{name}")]
+        names = ("dynamic_ntk", "logn_attn")
+        also = [f"{name}_beyond" for name in names if keys.flag(f"use_{name}")]
         layers = super().read(keys)
         return [dataclasses.replace(x, also=(*x.also, *also)) for x in layers]
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        found = {f"use_{x.removesuffix('_beyond')}": True for x in layers[0].also if "_beyond" in x}
-        return super().write(layers) | found
+        flags = {f"use_{x.removesuffix('_beyond')}": True for x in layers[0].also if "_beyond" in x}
+        return super().write(layers) | flags
 
 
 @dataclasses.dataclass(frozen=True)
@@ -418,7 +417,7 @@ class DBRX(Rotary):
         return super().read(keys)
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        found = super().write(layers)
-        theta = found.pop("rope_parameters", {}).get("rope_theta", self.base)
-        inner = {"rope_theta": theta, "clip_qkv": found.pop("clip_qkv", None)}
-        return {"n_layers": found["num_hidden_layers"], "attn_config": inner}
+        config = super().write(layers)
+        theta = config.pop("rope_parameters", {}).get("rope_theta", self.base)
+        inner = {"rope_theta": theta, "clip_qkv": config.pop("clip_qkv", None)}
+        return {"n_layers": config["num_hidden_layers"], "attn_config": inner}

@@ -1,4 +1,4 @@
-"""DeepSeek-V4: sliding windows with RoPE of two settings, by labels that are no layer types."""
+"""DeepSeek-V4: sliding windows and two settings of RoPE, whose labels are not layer types."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ class DeepSeekV4(Rotary):
     """A window in every layer; most also see keys that compress 4 or 128 tokens.
 
     The encoding has neither those keys nor the rotation of values: `LayerEncoding.also` names both.
-    The label "main" is that of layers that see a window alone.
+    The label "main" is that of layers that see only a window.
     """
 
-    both_ways = False  # of keys of many tokens, later ones stay hidden
+    both_ways = False  # compressed keys of later tokens stay hidden
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         kinds = self._types(keys)
@@ -35,8 +35,8 @@ class DeepSeekV4(Rotary):
         partial = keys.get("partial_rotary_factor", default=partial)
         window = keys.integer("sliding_window", default=128)
         ropes = {}
-        for label, own in self._labels(keys).items():
-            ropes[label] = self._encoding(keys, dict(own), head_dim, BASES[label], partial)
+        for label, settings in self._labels(keys).items():
+            ropes[label] = self._encoding(keys, dict(settings), head_dim, BASES[label], partial)
         return [
             LayerEncoding(
                 with_sink(ropes["main" if kind == SLIDING else "compress"]),
@@ -50,25 +50,24 @@ class DeepSeekV4(Rotary):
 
     def _types(self, keys: Keys) -> list[str]:
         layers = keys.layers()
-        made = [HEAVY, HEAVY, *([HEAVY, SPARSE] * layers)][:layers]
+        kinds = [HEAVY, HEAVY, *([HEAVY, SPARSE] * layers)][:layers]
         ratios = keys.per_layer("compress_ratios", layers, tuple(RATIOS))
-        made = made if ratios is None else [RATIOS[ratio] for ratio in ratios]
-        return keys.per_layer("layer_types", layers, tuple(RATIOS.values()), made)
+        kinds = kinds if ratios is None else [RATIOS[ratio] for ratio in ratios]
+        return keys.per_layer("layer_types", layers, tuple(RATIOS.values()), kinds)
 
     def _labels(self, keys: Keys) -> dict[str, Mapping[str, Any]]:
-        """The settings of both labels; flat ones are of "compress", but for the bases."""
-        given, nested = self._parameters(keys)
+        """The settings of both labels; flat ones are those of "compress", except the bases."""
+        parameters, nested = self._parameters(keys)
         main = keys.get("rope_theta", default=BASES["main"])
         compress = keys.get("compress_rope_theta", default=BASES["compress"])
         if nested:
-            require(
-                given.keys() >= BASES.keys(), "rope_parameters", given, "pass main and compress"
-            )
-            return {label: given[label] or {} for label in BASES}
-        flat = {**given, "rope_theta": compress}
+            ok = parameters.keys() >= BASES.keys()
+            require(ok, "rope_parameters", parameters, "pass main and compress")
+            return {label: parameters[label] or {} for label in BASES}
+        flat = {**parameters, "rope_theta": compress}
         flat = flat if "type" in flat else {"rope_type": "default", **flat}
         if "yarn" in (flat.get("rope_type"), flat.get("type")):
-            flat.setdefault("attention_factor", 1.0)  # they leave cos and sin as they are
+            flat.setdefault("attention_factor", 1.0)  # its code does not scale cos and sin
         return {"main": {"rope_type": "default", "rope_theta": main}, "compress": flat}
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:

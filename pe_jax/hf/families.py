@@ -31,15 +31,15 @@ CLASSES |= {name: getattr(biases, name) for name in ("DBRX", "Qwen1", "ChatGLM")
 
 
 def _value(field: str, value: Any) -> Any:
-    """A value of types.toml as a field of a family has it."""
+    """A value of types.toml, converted to that of a family's field."""
     if field == "nested" and isinstance(value, dict):
-        return {kind: Base(*map(tuple_of, own)) for kind, own in value.items()}
+        return {kind: Base(*map(tuple_of, values)) for kind, values in value.items()}
     if isinstance(value, dict):
-        return {key: _value("", own) for key, own in value.items()}
+        return {key: _value("", inner) for key, inner in value.items()}
     if field in ("kinds", "rotates"):
         name, *arguments = value if isinstance(value, list) else [value]
-        found = getattr(kinds, name)
-        return found(*arguments) if arguments or isinstance(found, type) else found
+        factory = getattr(kinds, name)
+        return factory(*arguments) if arguments or isinstance(factory, type) else factory
     return None if value == "none" else tuple_of(value)
 
 
@@ -50,14 +50,14 @@ def tuple_of(value: Any) -> Any:
 
 def _rotary() -> dict[str, Any]:
     """The families of types.toml that rotate."""
-    found: dict[str, Any] = {}
+    families: dict[str, Any] = {}
     for kind, fields in DATA["rotary"].items():
-        own = {k: _value(k, value) for k, value in fields.items() if k not in ("class", "like")}
+        values = {k: _value(k, value) for k, value in fields.items() if k not in ("class", "like")}
         if "like" in fields:
-            found[kind] = dataclasses.replace(found[fields["like"]], **own)
+            families[kind] = dataclasses.replace(families[fields["like"]], **values)
         else:
-            found[kind] = CLASSES[fields.get("class", "Rotary")](**own)
-    return found | {name: found[kind] for name, kind in listed("alike").items()}
+            families[kind] = CLASSES[fields.get("class", "Rotary")](**values)
+    return families | {name: families[kind] for name, kind in listed("alike").items()}
 
 
 # What rotates.
@@ -85,7 +85,7 @@ FAMILIES |= {
     ),
 }
 
-# Of the Hub's code alone: those whose attention was read there, and those known by their keys.
+# With code on the Hub only: types whose attention was read there, and types known by their keys.
 READ_IN_CODE = (
     "aquila baichuan bailing_moe bailing_moe_v2 chatglm internlm2 minicpm orion qwen xverse".split()
 )

@@ -16,7 +16,7 @@ SLIDING, FULL = "hybrid_sliding", "hybrid"
 
 @dataclasses.dataclass(frozen=True)
 class InklingFamily(Family):
-    """A window and as many profiles on most layers; on the others a floor of the logarithm.
+    """A window with a profile of its length on most layers; on the others a logarithmic floor.
 
     Attributes:
       second: whether it is Inkling 2, which clips norms and has sinks.
@@ -57,24 +57,24 @@ class InklingFamily(Family):
 
     def _kinds(self, keys: Keys, layers: int) -> list[str]:
         local = keys.numbers("local_layer_ids", layers)
-        made = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
-        made = made if local is None else [SLIDING if i in local else FULL for i in range(layers)]
-        return keys.per_layer("layer_types", layers, (FULL, SLIDING), made)
+        kinds = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
+        kinds = kinds if local is None else [SLIDING if i in local else FULL for i in range(layers)]
+        return keys.per_layer("layer_types", layers, (FULL, SLIDING), kinds)
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         config: dict[str, Any] = {"num_hidden_layers": len(layers)}
         config["layer_types"] = [FULL if x.window is None else SLIDING for x in layers]
         for layer in layers:
-            own = parts(layer.encoding)[0] if layer.encoding is not None else None
-            require(isinstance(own, Inkling), "encoding", layer.encoding, "pass Inkling's")
-            assert isinstance(own, Inkling)
-            config["d_rel"] = own.width
+            bias = parts(layer.encoding)[0] if layer.encoding is not None else None
+            require(isinstance(bias, Inkling), "encoding", layer.encoding, "pass Inkling's")
+            assert isinstance(bias, Inkling)
+            config["d_rel"] = bias.width
             if layer.window is not None:
-                config |= {"sliding_window_size": own.extent, "swa_head_dim": layer.head_dim}
+                config |= {"sliding_window_size": bias.extent, "swa_head_dim": layer.head_dim}
             else:
-                config |= {"rel_extent": own.extent, "head_dim": layer.head_dim}
-                config |= {"log_scaling_n_floor": own.floor, "log_scaling_alpha": own.attn_scale}
+                config |= {"rel_extent": bias.extent, "head_dim": layer.head_dim}
+                config |= {"log_scaling_n_floor": bias.floor, "log_scaling_alpha": bias.attn_scale}
             if self.second:
-                config["rel_l2_clip_threshold"] = own.clip_states
-                config["qk_l2_clip_threshold"] = own.clip_qk
+                config["rel_l2_clip_threshold"] = bias.clip_states
+                config["qk_l2_clip_threshold"] = bias.clip_qk
         return config

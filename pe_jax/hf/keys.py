@@ -12,7 +12,7 @@ HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_hea
 WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "n_embed")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
-# A key of such a name that nobody read, with a value that switches something on, is an error.
+# An unread key with such a name, and a value that switches something on, is an error.
 SUSPECT = re.compile(
     r"rope|rotary|position|pos_|alibi|relative|bucket|bias_max|window|sliding|chunk|layer_types"
     r"|softcap|soft_cap|sink|softmax_scale|scale_attn|attn_scale|floor_scale|attention_multiplier"
@@ -27,13 +27,13 @@ HARMLESS |= {"final_logit_softcapping"}  # of the vocabulary
 HARMLESS |= {"mlp_layer_types", "mlp_gate_softcap", "mlp_up_softcap", "shared_expert_sink"}
 HARMLESS |= {"hc_sinkhorn_iters"}  # of the residual stream
 OTHERS = re.compile(r"(mamba|linear|mtp|moe|ssm|indexer?|sparse)_")  # of other layers
-PLAIN = {  # values that say what is so without them
+PLAIN = {  # values that change nothing
     "position_embedding_type": ("absolute",),
     "scale_attn_weights": (True,),
     "rotary": (True,),
     "use_rotary_pos_emb": (True,),
 }
-OURS = {  # what a name points to among our schemes
+OURS = {  # the nearest scheme of ours, by words in the key
     r"alibi|bias_max": "alibi",
     r"rope|rotary": "rope",
     r"relative|bucket": "t5, buckets, shaw or deberta",
@@ -56,18 +56,18 @@ class Keys:
         self.known: set[str] = set()
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """The first of the names that has a value; REQUIRED as the default makes its lack an error.
+        """The value of the first name that has one; with default REQUIRED its absence is an error.
 
         Raises:
           ValueError: two of the names have different values; a required one is missing.
         """
         self.known.update(names)
-        given = {n: self.config[n] for n in names if self.config.get(n) is not None}
-        if not given:
+        values = {n: self.config[n] for n in names if self.config.get(n) is not None}
+        if not values:
             if default is REQUIRED:
                 raise ValueError(f"{names[0]} is missing: {self.model_type!r} needs it")
             return default
-        (first, value), *others = given.items()
+        (first, value), *others = values.items()
         for name, other in others:
             if other != value:
                 both = f"{first}={shown(value, 100)} and {name}={shown(other, 100)}"
@@ -75,7 +75,7 @@ class Keys:
         return value
 
     def has_none(self, name: str) -> bool:
-        """Whether the key is there and None, where that is something else than its default."""
+        """Whether the key is present and None, which differs from its default."""
         self.known.add(name)
         return name in self.config and self.config[name] is None
 
@@ -108,30 +108,30 @@ class Keys:
         return value
 
     def choice(self, name: str, known: tuple[str, ...], default: str, fix: str = "") -> str:
-        """One of the strings that are known."""
+        """One of the `known` strings."""
         value = self.get(name, default=default)
         ok = isinstance(value, str) and value in known
-        ours = f"ours for such things: {value}" if str(value) in ENCODINGS else fix
+        ours = f"the nearest scheme: {value}" if str(value) in ENCODINGS else fix
         require(ok, name, value, f"choose one of {', '.join(known)}{ours and '; '}{ours}")
         return value
 
     def per_layer(self, name: str, layers: int, known: tuple, default: Any = None) -> Any:
-        """A list with one of the values that are known for each layer, or the default."""
-        given = self.get(name)
-        if given is None:
+        """A list with one of the `known` values for each layer, or the default."""
+        values = self.get(name)
+        if values is None:
             return default
-        ok = isinstance(given, list | tuple) and len(given) >= layers
-        ok = ok and all(x in known for x in given)
+        ok = isinstance(values, list | tuple) and len(values) >= layers
+        ok = ok and all(x in known for x in values)
         what = ", ".join(map(str, known[:-1])) + f" or {known[-1]}"
-        require(ok, name, given, f"pass {what} for each of {layers} layers")
-        return list(given[:layers])
+        require(ok, name, values, f"pass {what} for each of {layers} layers")
+        return list(values[:layers])
 
     def numbers(self, name: str, layers: int, default: Any = None) -> Any:
-        """A list of numbers of layers, from 0 on, or the default."""
-        given = self.get(name, default=default)
-        ok = isinstance(given, list | tuple) and all(is_int(i, 0) and i < layers for i in given)
-        require(ok or given is default, name, given, f"pass numbers below {layers}")
-        return given
+        """A list of layer numbers, from 0 on, or the default."""
+        indices = self.get(name, default=default)
+        ok = isinstance(indices, list | tuple) and all(is_int(i, 0) and i < layers for i in indices)
+        require(ok or indices is default, name, indices, f"pass numbers below {layers}")
+        return indices
 
     def refuse(self, name: str, fix: str) -> None:
         """Raises where the key switches something on."""
@@ -159,7 +159,7 @@ class Keys:
         return value
 
     def check_rest(self) -> None:
-        """Raises for the first key that nobody read and that speaks of positions."""
+        """Raises ValueError for the first unread key whose name concerns positions."""
         for key, value in self.config.items():
             plain = any(value is x or value == x for x in PLAIN.get(key, ()))
             plain = plain or key in HARMLESS or OTHERS.match(key) is not None
@@ -178,8 +178,8 @@ class Keys:
     def _no_window(self, value: Any) -> bool:
         """Whether a window that this family leaves unread hides nothing.
 
-        It is switched off, as wide as the model is long, or of a draft head, whose config has what
-        the model that it was made for says.
+        It is switched off, as wide as the model's context, or of a draft head, whose config copies
+        that of its target model.
         """
         length = self.config.get("max_position_embeddings")
         wide = is_int(value, 1) and is_int(length, 1) and value >= length

@@ -1,4 +1,4 @@
-"""Types of layers, and which of them rotate, of models whose code decides both."""
+"""Types of layers, and which of them rotate, for models whose code decides both."""
 
 import dataclasses
 from typing import Any
@@ -28,8 +28,8 @@ class Each:
     """Of every `count` layers one is full.
 
     Attributes:
-      count: where no key says it.
-      key: that says it; "": none.
+      count: default of the key.
+      key: the key that sets it; "": none.
       first: whether it is the first of them, not the last.
       others: the type of the others.
       last: whether the model's last is full, too.
@@ -46,20 +46,20 @@ class Each:
     full: str = FULL
 
     def __call__(self, keys: Keys, layers: int) -> list[str]:
-        each = keys.integer(self.key, f"_{self.key}", default=self.count)
+        period = keys.integer(self.key, f"_{self.key}", default=self.count)
         shift = (1 - layers) if self.back else not self.first
-        made = [self.others if (i + shift) % each else self.full for i in range(layers)]
-        return [*made[:-1], self.full if self.last else made[-1]]
+        kinds = [self.others if (i + shift) % period else self.full for i in range(layers)]
+        return [*kinds[:-1], self.full if self.last else kinds[-1]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Hybrid:
-    """Which layers attend, by whichever key of hybrid models is there.
+    """Which layers attend, by whichever key of hybrid models is present.
 
     Attributes:
-      period: where there is none, layers `offset`, `offset` + `period`, … attend; 0: none does.
-      offset: of the first.
-      key: what transformers writes: "" where it is `layer_types`.
+      period: without a key, layers `offset`, `offset` + `period`, … attend; 0: none does.
+      offset: index of the first.
+      key: the key that transformers writes; "": `layer_types`.
     """
 
     period: int = 0
@@ -138,8 +138,8 @@ def never(keys: Keys, kinds: list[str]) -> list[bool]:
 
 def with_a_base(keys: Keys, kinds: list[str]) -> list[bool]:
     """RoPE unless its base is None (OLMo Hybrid)."""
-    own = keys.mapping("rope_parameters") or {}
-    return [own.get("rope_theta", 1) is not None] * len(kinds)
+    parameters = keys.mapping("rope_parameters") or {}
+    return [parameters.get("rope_theta", 1) is not None] * len(kinds)
 
 
 def mimo_layers(keys: Keys, layers: int) -> list[str]:
@@ -151,13 +151,13 @@ def mimo_layers(keys: Keys, layers: int) -> list[str]:
     width, narrow = keys.head_dim(192), keys.get("swa_head_dim")
     require(narrow in (None, width), "swa_head_dim", narrow, f"only head_dim={width} is known here")
     keys.get("attention_chunk_size")  # nobody reads it
-    each = [int(i and (i + 1) % 6 != 0) for i in range(layers)]
-    given = keys.per_layer("hybrid_layer_pattern", layers, (0, 1), each)  # 1: a window
-    return [SLIDING if x else FULL for x in given]
+    default = [int(i and (i + 1) % 6 != 0) for i in range(layers)]
+    windowed = keys.per_layer("hybrid_layer_pattern", layers, (0, 1), default)  # 1: a window
+    return [SLIDING if x else FULL for x in windowed]
 
 
 def lfm3_layers(keys: Keys, layers: int) -> list[str]:
-    """Of four layers the third is full, the first slides unless it is the model's, two convolve."""
+    """Of four layers the third is full, the first slides (layer 0 convolves), two convolve."""
     fours = SLIDING, "conv", FULL, "conv"
     return [fours[i % 4] if i else "conv" for i in range(layers)]
 
@@ -165,26 +165,26 @@ def lfm3_layers(keys: Keys, layers: int) -> list[str]:
 def listed_rope(keys: Keys, kinds: list[str]) -> list[bool]:
     """`no_rope_layers`, which lists 1 for layers WITH RoPE, or every n-th without (Llama 4)."""
     interval = keys.integer("no_rope_layer_interval", default=4)
-    each = [int((i + 1) % interval != 0) for i in range(len(kinds))]
+    rotates = [int((i + 1) % interval != 0) for i in range(len(kinds))]
     if keys.get("no_rope_layers"):  # an empty list is none
-        each = keys.per_layer("no_rope_layers", len(kinds), (0, 1))
-    return [bool(x) for x in each]
+        rotates = keys.per_layer("no_rope_layers", len(kinds), (0, 1))
+    return [bool(x) for x in rotates]
 
 
 def listed_bases(keys: Keys, kinds: list[str]) -> list[bool]:
-    """`layer_rope_theta` says which; without it every fourth does not, counted from the last."""
+    """All with `layer_rope_theta`; without it all but every fourth, counted from the last."""
     if keys.get("layer_rope_theta") is not None:
         return [True] * len(kinds)
     return [(len(kinds) - 1 - i) % 4 != 0 for i in range(len(kinds))]
 
 
 def only_sliding(keys: Keys, kinds: list[str]) -> list[bool]:
-    """RoPE on the layers with a window alone (Cohere 2)."""
+    """RoPE only on the layers with a window (Cohere 2)."""
     return [kind == SLIDING for kind in kinds]
 
 
 def sliding_if_any(keys: Keys, kinds: list[str]) -> list[bool]:
-    """The same, where there is a window; else on all (EXAONE 4)."""
+    """RoPE only on the layers with a window, if there is one; else on all (EXAONE 4)."""
     return [kind == SLIDING or keys.has_none("sliding_window") for kind in kinds]
 
 
@@ -219,15 +219,15 @@ def exaone4_layers(keys: Keys, layers: int) -> list[str]:
     if isinstance(letters, str):
         fix = "write a number, or letters such as LLLG"
         require(letters[-1:] == "G" and set(letters[:-1]) == {"L"}, name, letters, fix)
-        each = len(letters)
+        period = len(letters)
     else:
-        each = keys.integer(name, default=4, low=0)
-    on = each and not keys.has_none("sliding_window")
-    return [SLIDING if on and (i + 1) % each else FULL for i in range(layers)]
+        period = keys.integer(name, default=4, low=0)
+    on = period and not keys.has_none("sliding_window")
+    return [SLIDING if on and (i + 1) % period else FULL for i in range(layers)]
 
 
 def all_full(keys: Keys, layers: int) -> list[str]:
-    """No window, but where `layer_types` says so."""
+    """No window, unless `layer_types` says so."""
     return [FULL] * layers
 
 
@@ -239,8 +239,8 @@ def all_indexed(keys: Keys, layers: int) -> list[str]:
 def m3_layers(keys: Keys, layers: int) -> list[str]:
     """The layers that `sparse_attention_freq` lists as 1 have an indexer (MiniMax-M3)."""
     inner = Keys(keys.model_type, keys.mapping("sparse_attention_config") or {})
-    given = inner.per_layer("sparse_attention_freq", layers, (0, 1), [0] * layers)
-    return [INDEXED if x else FULL for x in given]
+    indexed = inner.per_layer("sparse_attention_freq", layers, (0, 1), [0] * layers)
+    return [INDEXED if x else FULL for x in indexed]
 
 
 def flint_layers(keys: Keys, layers: int) -> list[str]:
@@ -260,11 +260,11 @@ def nas_layers(keys: Keys, layers: int) -> list[str]:
     ok = isinstance(blocks, list | tuple) and len(blocks) >= layers
     ok = ok and all(isinstance(block, dict) for block in blocks)
     require(ok, "block_configs", blocks, f"pass a dict for each of {layers} layers")
-    own = [block.get("attention") or {} for block in blocks[:layers]]
+    specs = [block.get("attention") or {} for block in blocks[:layers]]
     for key in ("window_length", "num_sink_tokens", "sparsify"):
-        given = next((x[key] for x in own if isinstance(x, dict) and x.get(key)), None)
+        given = next((x[key] for x in specs if isinstance(x, dict) and x.get(key)), None)
         require(given is None, f"block_configs: {key}", given, "such blocks are not read here")
-    off = [isinstance(x, dict) and (x.get("no_op") or x.get("replace_with_linear")) for x in own]
+    off = [isinstance(x, dict) and (x.get("no_op") or x.get("replace_with_linear")) for x in specs]
     return [LINEAR if x else FULL for x in off]
 
 
@@ -278,26 +278,26 @@ def late_layers(keys: Keys, layers: int) -> list[str]:
 def cohere2_moe_layers(keys: Keys, layers: int) -> list[str]:
     """Every fourth layer is full, counted anew after the first ones that have no experts."""
     first = keys.integer("first_k_dense_replace", default=0, low=0)
-    each = keys.integer("prefix_dense_sliding_window_pattern", default=1)
-    rest = keys.integer("sliding_window_pattern", default=4)
-    counts = [(i + 1, each) if i < first else (i - first + 1, rest) for i in range(layers)]
+    dense = keys.integer("prefix_dense_sliding_window_pattern", default=1)
+    period = keys.integer("sliding_window_pattern", default=4)
+    counts = [(i + 1, dense) if i < first else (i - first + 1, period) for i in range(layers)]
     return [SLIDING if i % n else FULL for i, n in counts]
 
 
 def listed_attention(keys: Keys, layers: int) -> list[str]:
     """Layers that `attn_type_list` lists as 1 attend, others are linear; all without it."""
-    given = keys.per_layer("attn_type_list", layers, (0, 1), [1] * layers)
-    return [FULL if x else LINEAR for x in given]
+    attends = keys.per_layer("attn_type_list", layers, (0, 1), [1] * layers)
+    return [FULL if x else LINEAR for x in attends]
 
 
 def minimax_layers(keys: Keys, layers: int) -> list[str]:
     """Every other layer is linear; MiniMax-Text-01 lists 1 for those that attend."""
-    each = [(i + 1) % 2 for i in range(layers)]
-    given = keys.per_layer("attn_type_list", layers, (0, 1), each)
-    return [FULL if x else LINEAR for x in given]
+    default = [(i + 1) % 2 for i in range(layers)]
+    attends = keys.per_layer("attn_type_list", layers, (0, 1), default)
+    return [FULL if x else LINEAR for x in attends]
 
 
 def conv_layers(keys: Keys, layers: int) -> list[str]:
     """The layers of `full_attn_idxs` attend (LFM2); all without it."""
-    given = keys.numbers("full_attn_idxs", layers, range(layers))
-    return [FULL if i in given else "conv" for i in range(layers)]
+    attending = keys.numbers("full_attn_idxs", layers, range(layers))
+    return [FULL if i in attending else "conv" for i in range(layers)]

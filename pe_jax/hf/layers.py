@@ -24,14 +24,14 @@ class LayerEncoding(PlainFields):
         if not causal).
       chunk: chunk length in tokens: a query sees the keys of its chunk (Llama 4),
         `pe_jax.masks.chunks(chunk)`.
-      scale: what q·k is multiplied by; None: 1/sqrt(E), or the encoding's own (T5, DeBERTa). To
-        `attention`, `scale=`.
+      scale: the factor on q·k, `scale=` of `attention`; None: 1/sqrt(E), or the encoding's own (T5,
+        DeBERTa).
       logit_cap: c in c·tanh(score/c), before the mask (Gemma 2).
       causal: whether later tokens are hidden.
       stack: "decoder" or "encoder"; a model with both has its encoder's layers first.
       prefix: tokens before the others that have no position (CLS and registers of DINOv3; registers
-        of DINOv2, between CLS and patches). Tokens that have parameters of their own are the
-        encoding's (`prefix` of learned_grid, `class_token` of swin).
+        of DINOv2, between CLS and patches). Tokens that have parameters belong to the encoding
+        (`prefix` of learned_grid, `class_token` of swin).
       first_row: row of a released table of positions that belongs to position 0 (OPT, RoBERTa: 2).
       rotary_last: the released weights have the rotated channels of a head last (DeepSeek): put
         them first.
@@ -44,7 +44,7 @@ class LayerEncoding(PlainFields):
         "conv_positions" (WavLM), "learned_positions" (and a table at the input) and "learned_boxes"
         (LayoutLMv3), "share_att_key" and "norm_rel_ebd" (DeBERTa), "short_convolutions" (of keys
         and values, Inkling), "value_norm" and "output_gate" (Inkling 2), "rotated_values"
-        (DeepSeek-V4: as keys are, the output back), "compressed_sparse_attention" and
+        (DeepSeek-V4: like keys; the output turns back), "compressed_sparse_attention" and
         "heavily_compressed_attention" (keys that compress 4 and 128 tokens), "indexer" (which
         selects the keys), "own_mrope" (positions of images turn pairs in an order that mrope does
         not have, and in HunYuan-VL are no rotation, as xdrope_section cuts pairs apart: the
@@ -69,11 +69,11 @@ class LayerEncoding(PlainFields):
 
 
 class Family:
-    """What a model type's configs say, and how: one per class of models.
+    """Reads and writes the configs of a class of models.
 
     Attributes:
       both_ways: whether `is_causal: false` is understood.
-      checked: whether what is written says all that is read.
+      checked: whether `write` keeps all that `read` reads.
       bidirectional: what `use_bidirectional_attention` adds to half of a window, 0: not read.
     """
 
@@ -98,8 +98,8 @@ def parts(encoding: Encoding) -> tuple[Encoding, ...]:
 def pattern(layers: Sequence[LayerEncoding]) -> str:
     """The encodings and windows of the layers as a config string: `rope@window=4096*3,nope`.
 
-    The shortest pattern that, repeated over the depth, gives them all. It has no place for scales
-    and the rest of `LayerEncoding`.
+    It is the shortest pattern that gives all layers when repeated over the depth. Scales and the
+    other fields of `LayerEncoding` are left out.
 
     Args:
       layers: of one stack.
@@ -117,8 +117,8 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
         if layer.encoding is None:
             raise ValueError(f"layers: layer {index} has no attention and so no spec; leave it out")
         windowed = layer.window is not None
-        own = Windowed(layer.encoding, layer.window) if windowed else layer.encoding
-        specs.append((format_encoding(own), isinstance(own, Sum)))
+        encoding = Windowed(layer.encoding, layer.window) if windowed else layer.encoding
+        specs.append((format_encoding(encoding), isinstance(encoding, Sum)))
     count = len(specs)
     lengths = (n for n in range(1, count + 1) if count % n == 0)
     length = next(n for n in lengths if specs == specs[:n] * (count // n))

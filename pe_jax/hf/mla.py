@@ -20,11 +20,11 @@ from pe_jax.validation import require
 class MLA(Rotary):
     """DeepSeek's latent attention: of each head's channels the last `qk_rope_head_dim` rotate.
 
-    Those of the key are one for all heads. The encoding rotates the first channels: put them first.
+    All heads share those of the key. The encoding rotates the first channels: put them first.
     With YaRN and `mscale_all_dim` the scale is multiplied twice by 0.1·mscale_all_dim·ln s + 1.
 
     Attributes:
-      interleave: the key of the layout, and its default; or the layout, where it is no setting.
+      interleave: the key of the layout, and its default; or the layout, where no key sets it.
       content: default of `qk_nope_head_dim`.
       rotary: default of `qk_rope_head_dim`.
     """
@@ -41,12 +41,12 @@ class MLA(Rotary):
         for key in ("head_dim", "qk_head_dim"):
             keys.get(key)  # both follow from these
         rope, scale = self._rope(keys, rotary, width) if any(turns) else (None, None)
-        sunk = with_sink if self.sinks else lambda encoding: encoding
+        wrap = with_sink if self.sinks else lambda encoding: encoding
         return [
             LayerEncoding(None, width)
             if kind in OTHERS
             else LayerEncoding(
-                sunk(rope if rope and rotated else Encoding()),
+                wrap(rope if rope and rotated else Encoding()),
                 width,
                 scale=scale,
                 rotary_last=bool(rope) and rotated,
@@ -58,8 +58,8 @@ class MLA(Rotary):
     def _kinds(self, keys):
         if self.kinds is not doubled:
             return super()._kinds(keys)
-        both = 2 * keys.layers("num_layers") if keys.get("num_layers") is not None else REQUIRED
-        return [FULL] * keys.layers("num_hidden_layers", default=both)
+        count = 2 * keys.layers("num_layers") if keys.get("num_layers") is not None else REQUIRED
+        return [FULL] * keys.layers("num_hidden_layers", default=count)
 
     def _rope(self, keys, rotary: int, width: int):
         """The rotation of `rotary` channels of `width`, and the scale."""
@@ -67,27 +67,27 @@ class MLA(Rotary):
         pairs = self.interleave if pairs is None else pairs
         given = keys.flag("rope_interleave", default=pairs)
         require(given == pairs, "rope_interleave", given, f"it is always {pairs} for this family")
-        own = dict(self._parameters(keys)[0])
-        own.pop("max_position_embeddings", None)  # Mistral 4's repeat the config's
+        fields = dict(self._parameters(keys)[0])
+        fields.pop("max_position_embeddings", None)  # Mistral 4's repeat the config's
         fix = f"qk_rope_head_dim={rotary} rotates already; leave the factor out"
-        for partial in (keys.get(*PARTIAL, default=1), own.pop(PARTIAL[0], 1)):
+        for partial in (keys.get(*PARTIAL, default=1), fields.pop(PARTIAL[0], 1)):
             ok = partial in (1, rotary / width, hugging_face.partial(rotary / width, width))
             require(ok, PARTIAL[0], partial, fix)
         plain = dataclasses.replace(self, partial=1.0)
-        found = plain._encoding(keys, own, rotary, keys.get("rope_theta", default=self.base), 1.0)
-        rope, *rest = parts(found)  # the rest is Llama 4's temperature
+        theta = keys.get("rope_theta", default=self.base)
+        rope, *rest = parts(plain._encoding(keys, fields, rotary, theta, 1.0))
         assert isinstance(rope, RoPE)
         layout = "interleaved" if pairs else "half"
         rope = dataclasses.replace(rope, fraction=rotary / width, layout=layout)
         scale = None
         if isinstance(rope.scaling, rope_scaling.YaRN) and rope.scaling.mscale_all_dim:
-            both = dataclasses.replace(
+            standard = dataclasses.replace(
                 rope.scaling, mscale=None, mscale_all_dim=None, attention_factor=None
             )
-            more = rope.scaling.mscale_all_dim * (both.attention_factor - 1) + 1
-            scale = more * more * width**-0.5
+            factor = rope.scaling.mscale_all_dim * (standard.attention_factor - 1) + 1
+            scale = factor * factor * width**-0.5
         scale = None if scale == width**-0.5 else scale
-        return Sum((rope, *rest)) if rest else rope, scale
+        return Sum((rope, *rest)) if rest else rope, scale  # rest: Llama 4's temperature
 
     def write(self, layers):
         attending = [layer for layer in layers if layer.encoding is not None] or list(layers)

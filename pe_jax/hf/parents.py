@@ -8,18 +8,18 @@ from typing import Any
 from pe_jax.hf.keys import HEADS, LAYERS, WIDTH
 
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "vlm_config")
-ALSO = {  # what a parent's mask lets see both ways
+ALSO = {  # what sees both ways by the mask of a parent
     "gemma3": "bidirectional_images",
     "shieldgemma2": "bidirectional_images",
     "paligemma": "bidirectional_prefix",
     "colpali": "bidirectional_prefix",
 }
-OWN = ("_text", "_text_model", "")  # what follows a parent's name in that of its text
+OWN = ("_text", "_text_model", "")  # suffixes of a parent's name in the type of its text
 DATA = tomllib.loads((pathlib.Path(__file__).parent / "types.toml").read_text(encoding="utf-8"))
 
 
 def listed(section: str) -> dict[str, str]:
-    """Of each name in a section of types.toml, what it stands under."""
+    """The key of each name in a section of types.toml."""
     return {name: key for key, names in DATA[section].items() for name in names.split()}
 
 
@@ -38,8 +38,8 @@ def text(config: Mapping[str, Any], as_dict: Any, families: Any) -> Mapping[str,
     """The part for text with its type and sizes, or the config itself where it has no parts."""
     inner = next((config[name] for name in TEXT if config.get(name) is not None), None)
     parent = str(config.get("model_type"))
-    own = [parent + end for end in OWN if parent + end in families]
-    kind = TYPES.get(parent) or next(iter(own), None)
+    named = [parent + end for end in OWN if parent + end in families]
+    kind = TYPES.get(parent) or next(iter(named), None)
     if inner is None:  # some have the text's keys next to their own
         flat = kind and parent not in families and any(name in config for name in LAYERS)
         return {**config, "model_type": kind} if flat else config

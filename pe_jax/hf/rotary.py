@@ -1,4 +1,4 @@
-"""Families of models that rotate: one class whose fields say in what they differ."""
+"""Families of models that rotate: one class whose fields say how they differ."""
 
 import dataclasses
 import warnings
@@ -32,7 +32,7 @@ def with_sink(encoding: Encoding) -> Encoding:
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """Of one layer type: the default base, the keys that hold it, whether `rope_scaling` acts."""
+    """The base of a layer type: its default and keys, and whether `rope_scaling` applies."""
 
     default: float
     keys: tuple[str, ...] = ("rope_theta",)
@@ -48,7 +48,7 @@ class Rotary(Family):
       base: where the config has none.
       partial: the fraction that is rotated where the config has none.
       head_dim: where the config has none; None: width/heads.
-      kinds: the type of each layer, from keys and their number, where `layer_types` is absent.
+      kinds: the type of each layer, from keys and the number of layers, without `layer_types`.
       typed: whether `layer_types` is read, or what it is called.
       window: the default of `sliding_window`; 0: there is no such key.
       window_key: what it is called.
@@ -61,7 +61,7 @@ class Rotary(Family):
       interleaved: M-RoPE's order.
       scale: the key of the scale, and its default; "query_pre_attn_scalar" is to the power of -1/2.
       cap: the key of the cap of logits.
-      fixed_scale: the scale, where it is no setting.
+      fixed_scale: the scale, where no key sets it.
       qk_norm: whether q and k are normalised, or the key that says so, with its default.
       sinks: types of the layers whose heads have a sink logit.
       layer_bases: whether each layer has a base in `layer_rope_theta`, 0 where it does not rotate.
@@ -70,7 +70,7 @@ class Rotary(Family):
       rotary_dim: default of the key of that name, where it replaces fractions.
       global_head_dim: default E of full layers, where they have their own.
       tempered: whether layers that do not rotate have Llama 4's temperature.
-      original: whether `original_max_position_embeddings` stands in the config itself; its default.
+      original: default of `original_max_position_embeddings`, if it is in the config itself.
       longrope: types that mean "longrope" in old configs.
       half_window: added to half of the key's number (ModernBERT), or None.
       bidirectional: what `use_bidirectional_attention` adds to half of the window (Gemma 3); 0: it
@@ -126,7 +126,7 @@ class Rotary(Family):
         kinds = self._kinds(keys)
         layers = len(kinds)
         if not (isinstance(self.rotates, Switch) and self.rotates.key == "position_embedding_type"):
-            rotary = ("rope", "rotary", "rope_gptj", "absolute")  # the last one of BERT's kin
+            rotary = ("rope", "rotary", "rope_gptj", "absolute")  # the last as in BERT's configs
             keys.choice("position_embedding_type", rotary, "rope")
         widths = {kind: self._head_dim(keys, kind, kinds) for kind in kinds}
         causal, window = self._mask(keys, kinds)
@@ -136,7 +136,7 @@ class Rotary(Family):
             for key in ("rope_parameters", "rope_scaling", "rope_theta", *PARTIAL):
                 keys.get(key)  # of a rotation that is switched off
         encodings = self._encodings(keys, widths) if any(turns) else {}
-        rest = self._unrotated(keys)
+        unrotated = self._unrotated(keys)
         norm = self._qk_norm(keys)
         scales = {kind: self._scale(keys, widths[kind]) for kind in widths}
         cap, chunk = self._cap(keys), None
@@ -159,7 +159,7 @@ class Rotary(Family):
             also += self.also
             also += ("bidirectional_images",) if images and kind == SLIDING else ()
             also += (("indexer",) if kind == INDEXED else ()) + factors
-            encoding = encodings[kind] if rotated and base != 0 else rest
+            encoding = encodings[kind] if rotated and base != 0 else unrotated
             if base and isinstance(encoding, RoPE):
                 encoding = dataclasses.replace(encoding, base=base)
             entries.append(
@@ -191,46 +191,44 @@ class Rotary(Family):
 
     def _kinds(self, keys: Keys) -> list[str]:
         name = self.typed if isinstance(self.typed, str) else "layer_types"
-        given = keys.get(name) if self.typed else None
+        types = keys.get(name) if self.typed else None
         letters = keys.get("hybrid_override_pattern") if name != "layer_types" else None
-        given = list(letters) if given is None and isinstance(letters, str) else given
-        if given is None and name != "layer_types" and self.kinds is None:
-            given = [LINEAR, "moe", FULL, "mlp"]  # Nemotron-H, by default
-        if name != "layer_types" and isinstance(given, list | tuple):  # it says how many
+        types = list(letters) if types is None and isinstance(letters, str) else types
+        if types is None and name != "layer_types" and self.kinds is None:
+            types = [LINEAR, "moe", FULL, "mlp"]  # Nemotron-H, by default
+        if name != "layer_types" and isinstance(types, list | tuple):  # it says how many
             keys.get(*LAYERS)
-            layers = len(given)
+            layers = len(types)
         else:
             layers = keys.layers()
         if self.kinds is not None:
-            made = self.kinds(keys, layers)  # whose keys the list goes before
+            default = self.kinds(keys, layers)  # the list takes precedence
         elif self.window == 0:
-            made = [FULL] * layers
+            default = [FULL] * layers
         else:
-            made = [FULL if self._window(keys) is None else SLIDING] * layers
-        if given is None:
-            return made
-        ok = isinstance(given, list | tuple) and 0 < layers <= 10_000
-        heads = keys.integer(
-            "num_nextn_predict_layers", default=0, low=0
-        )  # they may be listed, too
-        ok = ok and len(given) in (layers, layers + heads)
-        given = given[:layers] if ok else given
-        require(ok, name, given, f"pass a list with a name for each of {layers} layers")
-        given = [RENAMED.get(kind, kind) if isinstance(kind, str) else kind for kind in given]
+            default = [FULL if self._window(keys) is None else SLIDING] * layers
+        if types is None:
+            return default
+        ok = isinstance(types, list | tuple) and 0 < layers <= 10_000
+        mtp = keys.integer("num_nextn_predict_layers", default=0, low=0)  # may be listed too
+        ok = ok and len(types) in (layers, layers + mtp)
+        types = types[:layers] if ok else types
+        require(ok, name, types, f"pass a list with a name for each of {layers} layers")
+        types = [RENAMED.get(kind, kind) if isinstance(kind, str) else kind for kind in types]
         if isinstance(self.kinds, Each):
-            given = [self.kinds.full if kind == FULL else kind for kind in given]
-        known = (FULL, SLIDING, CHUNKED, INDEXED, *OTHERS)
-        for kind in given:
-            require(kind in known, name, kind, f"choose of {', '.join(known)}")
-        last = FULL if self.global_head_dim is not None else given[-1]
-        return [*given[:-1], last]  # Gemma 4's is full whatever the list says
+            types = [self.kinds.full if kind == FULL else kind for kind in types]
+        names = (FULL, SLIDING, CHUNKED, INDEXED, *OTHERS)
+        for kind in types:
+            require(kind in names, name, kind, f"choose of {', '.join(names)}")
+        last = FULL if self.global_head_dim is not None else types[-1]
+        return [*types[:-1], last]  # Gemma 4's is full whatever the list says
 
     def _window(self, keys: Keys) -> int | None:
         if self.window == 0:
             return None
         on = keys.flag("use_sliding_window") if self.use_window else True
         if self.besides_self and keys.get("sliding_window_size") is not None:
-            keys.get(self.window_key)  # the other goes before it
+            keys.get(self.window_key)  # the other takes precedence
             return 1 + keys.integer("sliding_window_size")
         if keys.has_none(self.window_key):
             return None
@@ -249,7 +247,7 @@ class Rotary(Family):
         elif not self.causal and window is not None:
             window += 1  # besides the query's own
         if not self.bidirectional:
-            fix = "transformers hides later tokens all the same, but in its fused attention"
+            fix = "transformers ignores it, except in its fused attention"
             keys.refuse("use_bidirectional_attention", f"{fix}; is_causal is read")
             return self.causal, window
         name, known = "use_bidirectional_attention", (None, False, True)
@@ -262,21 +260,21 @@ class Rotary(Family):
         return False, None if window is None else window // 2 + self.bidirectional
 
     def _head_dim(self, keys: Keys, kind: str, kinds: Sequence[str]) -> int:
-        own = keys.head_dim(self.head_dim)
+        default = keys.head_dim(self.head_dim)
         if self.global_head_dim is None:
-            return own
+            return default
         wide = keys.integer("global_head_dim", default=self.global_head_dim)
         layers = keys.mapping("per_layer_config")
         if layers is None:
-            return wide if kind == FULL and not keys.has_none("per_layer_config") else own
-        widths_of = {kind: own for kind in kinds}
+            return wide if kind == FULL and not keys.has_none("per_layer_config") else default
+        widths_of = {kind: default for kind in kinds}
         for index, settings in layers.items():
-            at = int(index) if str(index).isdigit() else -1
-            ok = 0 <= at < len(kinds) and isinstance(settings, Mapping)
+            number = int(index) if str(index).isdigit() else -1
+            ok = 0 <= number < len(kinds) and isinstance(settings, Mapping)
             require(ok, "per_layer_config", {index: settings}, "pass layer number → settings")
-            widths_of[kinds[at]] = settings.get("head_dim", own)
-        listed = {int(i): settings.get("head_dim", own) for i, settings in layers.items()}
-        widths = [listed.get(i, own) for i in range(len(kinds))]
+            widths_of[kinds[number]] = settings.get("head_dim", default)
+        listed = {int(i): settings.get("head_dim", default) for i, settings in layers.items()}
+        widths = [listed.get(i, default) for i in range(len(kinds))]
         same = all(widths_of[kind] == width for kind, width in zip(kinds, widths, strict=True))
         same = same and all(is_int(width, 1) for width in widths)
         require(same, "per_layer_config", layers, "layers of one type must have one head_dim")
@@ -311,8 +309,8 @@ class Rotary(Family):
         return Temperature(scale, int(floor)) if on else Encoding()
 
     def _encodings(self, keys: Keys, widths: Mapping[str, int]) -> dict[str, Encoding]:
-        """Of each layer type that rotates."""
-        given, nested = self._parameters(keys)
+        """The encoding of each layer type that rotates."""
+        parameters, nested = self._parameters(keys)
         partial = keys.get(*PARTIAL, default=self.partial)
         rotary_dim = None if keys.has_none("rotary_dim") else self.rotary_dim
         rotary_dim = keys.integer("rotary_dim", default=rotary_dim)
@@ -322,29 +320,29 @@ class Rotary(Family):
         for kind, head_dim in widths.items():
             if kind in OTHERS:
                 continue
-            if nested and kind not in given:
-                names = shown(", ".join(map(str, given)))[1:-1]
+            if nested and kind not in parameters:
+                names = shown(", ".join(map(str, parameters)))[1:-1]
                 fix = f"it has no settings for layers of type {kind!r}"
                 raise ValueError(f"rope_parameters has settings for {names}: {fix}")
-            own = given[kind] if nested else given
-            if own is None:
+            settings = parameters[kind] if nested else parameters
+            if settings is None:
                 encodings[kind] = Encoding()  # a type without RoPE
                 continue
-            own = dict(own)
-            if nested and own.get("rope_type", own.get("type")) == "yarn":
-                if own.get("truncate") is False:
+            settings = dict(settings)
+            if nested and settings.get("rope_type", settings.get("type")) == "yarn":
+                if settings.get("truncate") is False:
                     text = "transformers 5.23 leaves it unread where layer types are nested"
                     name = f"rope_parameters[{kind!r}]['truncate']"
                     warnings.warn(f"{name}=False is read; {text}", stacklevel=5)
             base, scaled = self._base(keys, kind)
             if not (nested or scaled):
-                own = {}
+                settings = {}
             share = partial
             if rotary_dim is not None:
                 fix = f"pass at most head_dim={head_dim}"
                 require(rotary_dim <= head_dim, "rotary_dim", rotary_dim, fix)
                 share = hugging_face.partial(rotary_dim / head_dim, head_dim)
-            encodings[kind] = self._encoding(keys, own, head_dim, base, share)
+            encodings[kind] = self._encoding(keys, settings, head_dim, base, share)
             rotated = (
                 encodings[kind].rotary_dim(head_dim) if isinstance(encodings[kind], RoPE) else None
             )
@@ -356,19 +354,19 @@ class Rotary(Family):
     def _parameters(self, keys: Keys) -> tuple[Mapping[str, Any], bool]:
         """The settings, and whether they are by layer type."""
         new, old = keys.mapping("rope_parameters"), keys.mapping("rope_scaling")
-        given = new if old is None else old
-        if given is None:
-            given = self.parameters or {}
+        parameters = new if old is None else old
+        if parameters is None:
+            parameters = self.parameters or {}
         if new is not None and old is not None and dict(new) != dict(old):
             both = f"rope_parameters={shown(new)} and rope_scaling={shown(old)}"
             raise ValueError(f"{both} differ; keep one of them")
-        nested = any(isinstance(value, Mapping) for value in given.values())
+        nested = any(isinstance(value, Mapping) for value in parameters.values())
         if nested:
-            given = {RENAMED.get(kind, kind): value for kind, value in given.items()}
-            for kind, value in given.items():
+            parameters = {RENAMED.get(kind, kind): value for kind, value in parameters.items()}
+            for kind, value in parameters.items():
                 ok = value is None or isinstance(value, Mapping)
                 require(ok, f"rope_parameters[{shown(kind)}]", value, "pass a dict for each type")
-        return given, nested
+        return parameters, nested
 
     def _base(self, keys: Keys, kind: str) -> tuple[float, bool]:
         """The base outside of the settings, and whether flat settings act on this layer type."""
@@ -376,17 +374,17 @@ class Rotary(Family):
             return keys.get("rope_theta", "rotary_emb_base", default=self.base), True
         fix = f"{keys.model_type!r} has settings for {', '.join(self.nested)}"
         require(kind in self.nested, "layer_types", kind, fix)
-        each = {name: keys.get(*b.keys, default=b.default) for name, b in self.nested.items()}
-        return each[kind], self.nested[kind].scaled
+        bases = {name: keys.get(*b.keys, default=b.default) for name, b in self.nested.items()}
+        return bases[kind], self.nested[kind].scaled
 
-    def _encoding(self, keys: Keys, own: dict, head_dim: int, base: float, partial) -> Encoding:
-        sections, beta = self._special(own)
+    def _encoding(self, keys: Keys, fields: dict, head_dim: int, base: float, partial) -> Encoding:
+        sections, beta = self._special(fields)
         if self.original is not None:
             original = keys.get("original_max_position_embeddings", default=self.original)
         else:
             original = keys.get("original_max_position_embeddings")
         rope = rope_scaling.from_hf(
-            own,
+            fields,
             head_dim=head_dim,
             rope_theta=base,
             partial_rotary_factor=partial,
@@ -397,41 +395,41 @@ class Rotary(Family):
         if sections is not None:
             if self.interleaved:  # the code asks for rows and columns, and time has the rest
                 pairs = rope.rotary_dim(head_dim) // 2
-                places = ((1, sections[1]), (2, sections[2]))
-                rows, columns = (len(range(i, min(3 * n, pairs), 3)) for i, n in places)
+                axes = ((1, sections[1]), (2, sections[2]))
+                rows, columns = (len(range(i, min(3 * n, pairs), 3)) for i, n in axes)
                 sections = (pairs - rows - columns, rows, columns)
             encoding = MRoPE(rope.base, sections, self.interleaved, rope.fraction, rope.scaling)
             encoding.check(Dims(head_dim, 1, 1, head_dim))
             return encoding
         if beta is None:
             return rope
-        floor: Any = own.get("original_max_position_embeddings")
+        floor: Any = fields.get("original_max_position_embeddings")
         fix = "llama_4_scaling_beta needs it"
         require(is_int(floor, 1), "original_max_position_embeddings", floor, fix)
         return Sum((rope, Temperature(beta, floor, offset=0)))
 
-    def _special(self, own: dict) -> tuple[tuple | None, float | None]:
+    def _special(self, fields: dict) -> tuple[tuple | None, float | None]:
         """Removes the keys that do not affect RoPE's frequencies."""
-        beta = own.pop("llama_4_scaling_beta", None)
-        name = own.get("rope_type", own.get("type"))
+        beta = fields.pop("llama_4_scaling_beta", None)
+        name = fields.get("rope_type", fields.get("type"))
         if name in self.longrope:
-            own.pop("type", None)
-            own["rope_type"] = "longrope"
+            fields.pop("type", None)
+            fields["rope_type"] = "longrope"
         if name == "xdrope":  # HunYuan's M-RoPE
-            own.pop("type", None)
-            own["rope_type"] = "dynamic"
+            fields.pop("type", None)
+            fields["rope_type"] = "dynamic"
         if "own_mrope" in self.also:
             for key in MANY_AXES:
-                own.pop(key, None)
+                fields.pop(key, None)
         if self.sections is None:
             return None, beta
-        order = own.pop("mrope_interleaved", None)
+        order = fields.pop("mrope_interleaved", None)
         fix = f"this family has {self.interleaved}"
         require(order in (None, self.interleaved), "mrope_interleaved", order, fix)
-        if "mrope" in (name, own.get("type")):
-            own.pop("type", None)
-            own["rope_type"] = "default"
-        sections = own.pop("mrope_section", None)
+        if "mrope" in (name, fields.get("type")):
+            fields.pop("type", None)
+            fields["rope_type"] = "default"
+        sections = fields.pop("mrope_section", None)
         sections = list(self.sections) if sections is None else sections
         ok = isinstance(sections, list | tuple) and len(sections) == 3
         ok = ok and all(is_int(n, 0) for n in sections)
@@ -450,28 +448,28 @@ class Step(Rotary):
     """Bases and partial factors by layer, where those of one type agree; full layers are scaled."""
 
     def _parameters(self, keys):
-        given, nested = super()._parameters(keys)
+        shared, nested = super()._parameters(keys)
         listed = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
-        listed = {n: own for n, own in listed.items() if isinstance(keys.get(n), list | tuple)}
+        listed = {n: name for n, name in listed.items() if isinstance(keys.get(n), list | tuple)}
         if nested or not listed:
-            return given, nested
-        found: dict[str, dict[str, Any]] = {}
+            return shared, nested
+        by_kind: dict[str, dict[str, Any]] = {}
         for index, kind in enumerate(self._kinds(keys)):
-            own = {name: keys.get(n)[index : index + 1] for n, name in listed.items()}
-            own = {name: value[0] for name, value in own.items() if value}
-            same = found.setdefault(kind, own) == own
+            values = {name: keys.get(n)[index : index + 1] for n, name in listed.items()}
+            values = {name: value[0] for name, value in values.items() if value}
+            same = by_kind.setdefault(kind, values) == values
             require(
                 same, "rope_theta", keys.get("rope_theta"), "layers of one type must have one base"
             )
         keys.config |= dict.fromkeys(listed)
         return {
-            kind: {**own, **(given if kind == FULL else {})} for kind, own in found.items()
+            kind: {**values, **(shared if kind == FULL else {})} for kind, values in by_kind.items()
         }, True
 
 
 @dataclasses.dataclass(frozen=True)
 class Zamba(Rotary):
-    """Attention to twice the width: the input and the embeddings side by side."""
+    """Attention over twice the width: the input and the embeddings side by side."""
 
     def _head_dim(self, keys, kind, kinds):
         keys.get("attention_hidden_size")  # twice the width

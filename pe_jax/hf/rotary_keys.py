@@ -1,12 +1,12 @@
-"""The keys of models that rotate, written: what `rotary.Rotary` reads."""
+"""Writes the keys of models that rotate, which `rotary.Rotary` reads."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pe_jax.encodings import rope_scaling
+from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rope import RoPE
-from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.temperature import Temperature
 from pe_jax.hf.kinds import (
     CHUNKED,
@@ -20,7 +20,7 @@ from pe_jax.hf.kinds import (
     lfm3_layers,
     listed_rope,
 )
-from pe_jax.hf.layers import LayerEncoding
+from pe_jax.hf.layers import LayerEncoding, parts
 from pe_jax.validation import require
 
 
@@ -70,7 +70,7 @@ def write(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
 
 
 def kind_of(family: Any, layer: LayerEncoding) -> str:
-    """Its entry in `layer_types`."""
+    """The layer's entry in `layer_types`."""
     if layer.encoding is None:
         return "conv" if family.kinds in (conv_layers, lfm3_layers) else LINEAR
     if "indexer" in layer.also:
@@ -101,11 +101,11 @@ def _mask(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
 
 
 def _temperature(layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-    """Llama 4's, of the layers that do not rotate."""
-    heat = [layer.encoding for layer in layers if isinstance(layer.encoding, Temperature)]
-    if not heat:
+    """The keys of Llama 4's temperature, on the layers that do not rotate."""
+    temperatures = [layer.encoding for layer in layers if isinstance(layer.encoding, Temperature)]
+    if not temperatures:
         return {"attn_temperature_tuning": False}
-    scales = {"attn_scale": heat[0].attn_scale, "floor_scale": heat[0].floor_scale}
+    scales = {"attn_scale": temperatures[0].attn_scale, "floor_scale": temperatures[0].floor_scale}
     return {"attn_temperature_tuning": True, **scales}
 
 
@@ -115,12 +115,12 @@ def _parameters(
     kinds: Sequence[str],
     layers: Sequence[LayerEncoding],
 ) -> dict[str, Any]:
-    """`rope_parameters`, by layer type where they differ, and the lengths beside them."""
+    """`rope_parameters`, by layer type where they differ, and the lengths next to them."""
     config: dict[str, Any] = {}
     by_type: dict[str, Any] = {}
     for kind in by_kind:
-        same = zip(kinds, layers, strict=True)
-        rotated = [layer for k, layer in same if k == kind and rope_of(layer) is not None]
+        pairs = zip(kinds, layers, strict=True)
+        rotated = [layer for k, layer in pairs if k == kind and rope_of(layer) is not None]
         if not rotated:
             continue
         rope, head_dim = rope_of(rotated[0]), rotated[0].head_dim
@@ -137,20 +137,19 @@ def _parameters(
         by_type[kind] = whole | settings(rotated[0].encoding, rope, head_dim)
     if family.layer_bases:
         by_type = dict(list(by_type.items())[:1])  # the base of each layer is in a list
-    same = all(own == next(iter(by_type.values())) for own in by_type.values())
+    same = all(entry == next(iter(by_type.values())) for entry in by_type.values())
     if by_type and same and family.nested is None:
         by_type = next(iter(by_type.values()))
     elif family.nested is not None:
         absent = {"rope_type": "default"}
         by_type = {x: by_type.get(x, None if x in by_kind else absent) for x in family.nested}
-        by_type = {family.labels.get(x, x): own for x, own in by_type.items()}
+        by_type = {family.labels.get(x, x): value for x, value in by_type.items()}
     return config | ({"rope_parameters": by_type} if by_type else {})
 
 
 def rope_of(layer: LayerEncoding) -> Any:
     """What rotates in a layer, as a RoPE, or None."""
-    parts = layer.encoding.parts if isinstance(layer.encoding, Sum) else (layer.encoding,)
-    for part in parts:
+    for part in parts(layer.encoding or Encoding()):
         if isinstance(part, RoPE):
             return part
         if isinstance(part, MRoPE):
@@ -160,18 +159,17 @@ def rope_of(layer: LayerEncoding) -> Any:
 
 def settings(encoding: Any, rope: RoPE, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` of one layer type."""
-    found = rope_scaling.to_hf(rope, head_dim=head_dim)
-    parts = encoding.parts if isinstance(encoding, Sum) else (encoding,)
-    for part in parts:
+    parameters = rope_scaling.to_hf(rope, head_dim=head_dim)
+    for part in parts(encoding):
         if isinstance(part, MRoPE) and part.sections is not None:
-            found["mrope_section"] = list(part.sections)
+            parameters["mrope_section"] = list(part.sections)
         if isinstance(part, Temperature):
-            found["llama_4_scaling_beta"] = part.attn_scale
-            found.setdefault("original_max_position_embeddings", part.floor_scale)
-    return found
+            parameters["llama_4_scaling_beta"] = part.attn_scale
+            parameters.setdefault("original_max_position_embeddings", part.floor_scale)
+    return parameters
 
 
 def _inverse_square(scale: float) -> float:
-    """A number x with x^-½ = scale; whole where that can be."""
+    """A number x with x^-½ = scale; whole if possible."""
     whole = round(scale**-2)
     return whole if whole and whole**-0.5 == scale else scale**-2

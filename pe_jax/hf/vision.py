@@ -66,12 +66,12 @@ class Axial(Family):
     also: tuple[str, ...] = ()
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        own = dict(keys.mapping("rope_parameters") or {})
-        kind = own.pop("rope_type", own.pop("type", "axial"))
+        parameters = dict(keys.mapping("rope_parameters") or {})
+        kind = parameters.pop("rope_type", parameters.pop("type", "axial"))
         fix = "rows and columns have rope_type 'axial', which pe_jax does not scale"
         require(kind in ("axial", "default"), "rope_type", kind, fix)
-        theta = own.pop("rope_theta", None)
-        for key, value in own.items():
+        theta = parameters.pop("rope_theta", None)
+        for key, value in parameters.items():
             fix = "an axial rotation has rope_theta alone; the nearest scheme is rope_2d"
             raise ValueError(f"{shown(key, 80)[1:-1]}={shown(value, 120)}: {fix}")
         flat = keys.get("rope_theta", default=self.base if theta is None else theta)
@@ -101,10 +101,10 @@ class Axial(Family):
             return [layer] * count
         full = keys.get(self.windowed, default=[7, 15, 23, 31])
         if self.windowed == "layer_types":
-            made = [i % 4 == 3 or i == count - 1 for i in range(count)]
-            made = ["full_attention" if x else "window_attention" for x in made]
+            wide = [i % 4 == 3 or i == count - 1 for i in range(count)]
+            kinds = ["full_attention" if x else "window_attention" for x in wide]
             kinds = keys.per_layer(
-                self.windowed, count, ("full_attention", "window_attention"), made
+                self.windowed, count, ("full_attention", "window_attention"), kinds
             )
             full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
         ok = isinstance(full, list | tuple) and all(is_int(i, 0) for i in full)
@@ -198,7 +198,7 @@ class Patches(Family):
 
 
 def _image(scheme: LearnedGrid | Swin) -> dict[str, Any]:
-    """The size of an image in patches of one pixel; SigLIP's configs take one number alone."""
+    """The size of an image in patches of one pixel; SigLIP's configs take only one number."""
     square = scheme.height == scheme.width
     size = scheme.height if square else [scheme.height, scheme.width]
     return {"image_size": size, "patch_size": 1}
@@ -206,7 +206,7 @@ def _image(scheme: LearnedGrid | Swin) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class BEiT(Family):
-    """The image is one of Swin's windows, with a class token; besides, a vector for each patch."""
+    """The image is one Swin window with a class token; also a vector for each patch."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         sides = _patches(keys, 224, 16)
@@ -215,8 +215,8 @@ class BEiT(Family):
             "use_shared_relative_position_bias": Swin(*sides, class_token=True, shared=True),
             "use_relative_position_bias": Swin(*sides, class_token=True),
         }
-        found = tuple(encoding for name, encoding in kinds.items() if keys.flag(name))
-        encoding = found[0] if len(found) == 1 else Sum(found) if found else Encoding()
+        schemes = tuple(encoding for name, encoding in kinds.items() if keys.flag(name))
+        encoding = schemes[0] if len(schemes) == 1 else Sum(schemes) if schemes else Encoding()
         return [LayerEncoding(encoding, keys.head_dim(), **SEEN)] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
@@ -264,8 +264,8 @@ class SwinFamily(Family):
             whole = min(size) <= window
             if self.v2:
                 fits = [min(n, window) for n in size]
-                own = [trained[stage] or n for n in fits]
-                encoding = CPB(*own)
+                windows = [trained[stage] or n for n in fits]
+                encoding = CPB(*windows)
                 whole = all(n <= w for n, w in zip(size, fits, strict=True))
             for index in range(depth):
                 shift = "shifted_windows" if index % 2 and not whole else "windows"

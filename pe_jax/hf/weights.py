@@ -1,7 +1,7 @@
 """Where a released model's position weights go in `Params`: the table of `pe_jax.hf.params`.
 
 `WEIGHTS` lists (from types.toml), per model type, names of a state dict, the entry of `Params` and
-the function that turns one into the other: each is one of this file, to be borrowed alone as well.
+the function of this file that turns one into the other, which can be borrowed alone.
 Rotations, ALiBi and sinusoids have no weights. H heads, E head width, D model width.
 """
 
@@ -41,7 +41,7 @@ def flat(x):
 
 
 def rows(table, first_row: int = 0):
-    """The rows from that of position 0 on."""
+    """The rows from position 0 on."""
     return table.reshape(-1, table.shape[-1])[first_row:]
 
 
@@ -95,7 +95,7 @@ def no_bias(weight):
 
 
 def mirrored(table, *, left: int = 64, right: int = 8):
-    """Reversed, the shorter side's last row repeated; theirs is by key - query + `left`."""
+    """Reversed, the shorter side's last row repeated; released rows are key - query + `left`."""
     reach = max(left, right)
     return table[None, np.clip(np.arange(reach, -reach - 1, -1), -left, right) + left]
 
@@ -121,7 +121,7 @@ class Weight:
     when: str = ""
 
     def holds(self, layer: LayerEncoding, part: Encoding) -> bool:
-        """Whether it is that part's in such a layer."""
+        """Whether that part of such a layer has this weight."""
         flag = self.when.removeprefix("not ")
         wanted = not flag or (flag in layer.also) == (flag == self.when)
         side, _, key = self.to.partition(".")
@@ -129,17 +129,17 @@ class Weight:
 
 
 def _entries(part: Encoding) -> Params:
-    """Names of the entries that an encoding's `Params` have, with shapes that say nothing."""
+    """Names of the entries of an encoding's `Params`, with shapes of arbitrary sizes."""
     return jax.eval_shape(lambda: part.init(jax.random.key(0), Dims(16, 2, 2, 8)))
 
 
-def _loaded(own: Mapping[str, Any]) -> Weight:
+def _loaded(entry: Mapping[str, Any]) -> Weight:
     """An entry of types.toml."""
-    how, part = globals()[own.get("how", "same")], ENCODINGS.get(own.get("part", ""), Encoding)
-    return Weight(own["to"], tuple(own["names"]), how, part, own.get("when", ""))
+    how, part = globals()[entry.get("how", "same")], ENCODINGS.get(entry.get("part", ""), Encoding)
+    return Weight(entry["to"], tuple(entry["names"]), how, part, entry.get("when", ""))
 
 
-WEIGHTS = {kind: tuple(map(_loaded, own)) for kind, own in parents.DATA["weights"].items()}
+WEIGHTS = {kind: tuple(map(_loaded, entries)) for kind, entries in parents.DATA["weights"].items()}
 LIKE = parents.listed("weights_alike")
 WEIGHTS |= {other: WEIGHTS[kind] for other, kind in LIKE.items()}
 
@@ -150,15 +150,15 @@ def listed(model_type: str, layer: LayerEncoding) -> list[tuple[Weight, ...]]:
     Raises:
       ValueError: an encoding with parameters whose names are not listed here.
     """
-    found = []
+    weights = []
     for part in parts(layer.encoding or Encoding()):
-        own = tuple(w for w in WEIGHTS.get(model_type, ()) if w.holds(layer, part))
+        of_part = tuple(w for w in WEIGHTS.get(model_type, ()) if w.holds(layer, part))
         needed = {f"shared.{key}" for key in _entries(part).shared}
         needed |= {f"layer.{key}" for key in _entries(part).layer}
-        if missing := needed - {w.to for w in own}:
+        if missing := needed - {w.to for w in of_part}:
             raise ValueError(f"{model_type!r}: the names of {sorted(missing)} are not known here")
-        found.append(own)
-    return found
+        weights.append(of_part)
+    return weights
 
 
 def load(
@@ -169,17 +169,17 @@ def load(
     state: Mapping[str, Any],
 ) -> Params:
     """`Params` of a layer, the `index`-th of its stack's `count`: see `pe_jax.hf.params`."""
-    known = {"head_dim": layer.head_dim, "first_row": layer.first_row}
-    known |= {"left": config.get("left_max_position_embeddings")}
-    known |= {"right": config.get("right_max_position_embeddings")}
-    known |= {"layer_norm_eps": config.get("layer_norm_eps")}
-    known = {name: x for name, x in known.items() if x is not None}
-    found = []
+    settings = {"head_dim": layer.head_dim, "first_row": layer.first_row}
+    settings |= {"left": config.get("left_max_position_embeddings")}
+    settings |= {"right": config.get("right_max_position_embeddings")}
+    settings |= {"layer_norm_eps": config.get("layer_norm_eps")}
+    settings = {name: x for name, x in settings.items() if x is not None}
+    loaded = []
     all_parts = parts(layer.encoding or Encoding())
-    for part, own in zip(all_parts, listed(str(config.get("model_type")), layer), strict=True):
+    for part, weights in zip(all_parts, listed(str(config.get("model_type")), layer), strict=True):
         sizes = {name: getattr(part, name, None) for name in ("height", "width")}
-        each: dict[str, dict[str, jax.Array]] = {side: {} for side in Params._fields}
-        for weight in own:
+        entries: dict[str, dict[str, jax.Array]] = {side: {} for side in Params._fields}
+        for weight in weights:
             side, _, key = weight.to.partition(".")
             arrays = []
             for name in weight.names:
@@ -190,13 +190,13 @@ def load(
                     what = f"{len(matched)} such arrays {shown(matched, 200)}, not {wanted}"
                     raise ValueError(f"{name}: the state dict has {what}; pass that of one model")
                 arrays.append(_array(name, state[matched[index if every else 0]]))
-            named = {**sizes, **known}
-            more = {n: named[n] for n in inspect.signature(weight.how).parameters if n in named}
-            each[side][key] = weight.how(*arrays, **more)
-        found.append(Params(**each))
+            named = {**sizes, **settings}
+            options = {n: named[n] for n in inspect.signature(weight.how).parameters if n in named}
+            entries[side][key] = weight.how(*arrays, **options)
+        loaded.append(Params(**entries))
     if isinstance(layer.encoding, Sum):
-        return Params(*(tuple(x) for x in zip(*found, strict=True)))
-    return found[0]
+        return Params(*(tuple(x) for x in zip(*loaded, strict=True)))
+    return loaded[0]
 
 
 def _match(name: str, state: Mapping[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ _FAMILIES = {
     " rope_2d rope_mixed cayley_string liere rope_nd mrope",
 }
 _ADDED = "sinusoidal learned sinusoidal_2d learned_2d learned_grid bipe"
-# By name: functions of positions and D, of a row, of a row and its weights, of a row.
+# Functions by name, of positions and D, of a row, of a row and its weights, and of a row.
 INPUTS: dict[str, Callable] = {name: getattr(absolute, name) for name in _ADDED.split()}
 SCORES: dict[str, Callable] = {
     **dict.fromkeys(("nope", "sink", "rotated_values", *INPUTS), products),

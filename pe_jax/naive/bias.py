@@ -12,7 +12,7 @@ from pe_jax.naive.rows import Array, Row, inside, products, sigmoid
 def alibi_slopes(heads: int, bias_max: float = 8) -> list[float]:
     """A geometric sequence that starts at 2^(-8/H) with that ratio, for H a power of two.
 
-    8 is `bias_max`. Else those of the lower power, then the first, third … of twice that power.
+    8 is `bias_max`. For other H: those of the lower power, then the first, third … of twice it.
     """
     if math.log2(heads).is_integer():
         return [(2 ** (-bias_max / heads)) ** h for h in range(1, heads + 1)]
@@ -31,8 +31,8 @@ def alibi(row: Row, *, bias_max=8, scaled=False) -> Array:
 def alibi_2d(row: Row) -> Array:
     """Fuller et al., "CROMA", arXiv 2311.00566: minus m_h times the Euclidean distance."""
     positions = row.positions.tolist()
-    far = [[math.dist(a, b) for b in positions] for a in positions]
-    return products(row) - np.multiply.outer(alibi_slopes(len(row.q)), far)
+    euclidean = [[math.dist(a, b) for b in positions] for a in positions]
+    return products(row) - np.multiply.outer(alibi_slopes(len(row.q)), euclidean)
 
 
 def t5_bias(distance: Array, table: Array, max_distance: int, bidirectional: bool) -> Array:
@@ -52,7 +52,7 @@ def t5(row: Row, table: Array, *, max_distance=128, bidirectional=False) -> Arra
 def layoutlmv3(row, index, x, y, *, max_distance=128, spatial_distance=256) -> Array:
     """Huang et al., "LayoutLMv3", arXiv 2204.08387, §2.1: T5's tables of index, x and y.
 
-    All is divided by sqrt(E), the biases too, as in the released code.
+    Scores and biases are divided by sqrt(E), as in the released code.
     """
     reaches = max_distance, spatial_distance, spatial_distance
     axes = zip(np.moveaxis(row.distance, -1, 0), (index, x, y), reaches, strict=True)

@@ -8,7 +8,7 @@ from pe_jax.naive.rows import Array, Row, products, sigmoid
 
 
 def between(steps: Array) -> Array:
-    """The sum of steps [T, H] over the tokens after one and up to the other: [H, T, T]."""
+    """The sum of steps [T, H] over the tokens after the earlier, up to the later: [H, T, T]."""
     length, heads = steps.shape
     sums = np.zeros((heads, length, length))
     for i, j in np.ndindex(length, length):
@@ -63,7 +63,7 @@ def wavlm(row, table, weight, bias, scale, *, max_distance=800, bidirectional=Tr
     """Chen et al., "WavLM", arXiv 2110.13900, as released: plus g_i·table[h, bucket(d)].
 
     g = a·(s_h·b - 1) + 2; a and b are sigmoids of sums of four rows of a projection, weight [8, E]
-    and bias [8], of the head's own slice of x; s is `scale` [H].
+    and bias [8], of the head's slice of x; s is `scale` [H].
     """
     rows = np.einsum("the,re->htr", row.x.reshape(len(row.x), len(scale), -1), weight) + bias
     a, b = sigmoid(rows[..., :4].sum(-1)), sigmoid(rows[..., 4:].sum(-1))
@@ -169,10 +169,10 @@ def path(row: Row, directions: Array, weight: Array, bias: Array) -> Array:
     heads, length, _ = w.shape
     scores = np.zeros((heads, length, length))
     for h, i in np.ndindex(heads, length):
-        asked = row.q[h, i]
+        query = row.q[h, i]
         for j in range(i, -1, -1):
-            scores[h, i, j] = asked @ row.k[h, j]
-            asked = asked - strength[h, j] * (asked @ w[h, j]) * w[h, j]
+            scores[h, i, j] = query @ row.k[h, j]
+            query = query - strength[h, j] * (query @ w[h, j]) * w[h, j]
     return scores / row.q.shape[-1] ** 0.5
 
 

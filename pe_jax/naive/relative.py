@@ -53,22 +53,22 @@ def deberta(
     """He et al., "DeBERTa", arXiv 2006.03654, eq. 4: (q·k + q·K^r_δ + k·Q^r_δ)/sqrt(3E).
 
     w_k and w_q [H, D, E] project rows δ of the table to K^r and Q^r. The third term takes δ(i, j),
-    as the released code does, where the paper writes δ(j, i). Without one of them, 2E.
+    as the released code does, where the paper writes δ(j, i). With one of the two, 2E.
     """
     delta = distances.of_each(lambda d: distances.deberta(d, buckets, max_distance), row.distance)
-    parts = [np.einsum("hte,hse->hts", row.q, row.k)]
+    terms = [np.einsum("hte,hse->hts", row.q, row.k)]
     if w_k is not None:
-        parts.append(np.einsum("hte,tsd,hde->hts", row.q, table[delta], w_k, optimize=True))
+        terms.append(np.einsum("hte,tsd,hde->hts", row.q, table[delta], w_k, optimize=True))
     if w_q is not None:
-        parts.append(np.einsum("hse,tsd,hde->hts", row.k, table[delta], w_q, optimize=True))
-    return np.sum(parts, axis=0) / math.sqrt(len(parts) * row.q.shape[-1])
+        terms.append(np.einsum("hse,tsd,hde->hts", row.k, table[delta], w_q, optimize=True))
+    return np.sum(terms, axis=0) / math.sqrt(len(terms) * row.q.shape[-1])
 
 
 def tupe(row: Row, table: Array, u_q: Array, u_k: Array, first=None, to_first=None) -> Array:
     """Ke et al., "TUPE", arXiv 2006.15595, §3: (q_i·k_j + (p_i U_Q)·(p_j U_K))/sqrt(2E).
 
-    p are rows of the table [L, D]; U [D, H, E]. The second product is reset, with a number for
-    each head, where i is [CLS] (position 0) by θ₁ (`first`), where only j is by θ₂ (`to_first`).
+    p are rows of the table [L, D]; U [D, H, E]. A number per head replaces the second product: θ₁
+    (`first`) where i is [CLS] (position 0), θ₂ (`to_first`) where only j is.
     """
     scale, p = (2 * row.q.shape[-1]) ** -0.5, table[inside(row.positions, len(table))]
     p_q, p_k = (np.einsum("td,dhe->hte", p, u) for u in (u_q, u_k))

@@ -121,7 +121,7 @@ def dual_chunk(
 ) -> Array:
     """An et al., arXiv 2402.17463 (released code): no position exceeds `chunk_size`.
 
-    Keys stand at j mod c, c = chunk_size - local_size; queries at i mod c for keys of their chunk,
+    Keys are at j mod c, c = chunk_size - local_size; queries at i mod c for keys of their chunk,
     c farther for those of the chunk before, and as far as possible for others.
     """
     c = chunk_size - local_size
@@ -156,7 +156,7 @@ def zeta(dim: int) -> Array:
 def xpos(row: Row, *, base=1e4, scale_base=512, layout="interleaved") -> Array:
     """Sun et al., "xPos", arXiv 2212.10554, algorithm 1: pair i also fades by ζ_i^(d/512).
 
-    Keys ahead, which grow without a bound, are as at distance 0: the scheme is causal only.
+    Keys ahead, which grow without bound, count as at distance 0: the scheme is causal only.
     """
     dim, distance = row.q.shape[-1], np.maximum(row.distance, 0)[..., None]
     fading = zeta(dim) ** (distance / scale_base)
@@ -232,11 +232,11 @@ def liere(
     skew = upper - upper.swapaxes(-1, -2)
     turned = np.zeros((2, heads, length, dim))
     for h, i, m in np.ndindex(heads, length, dim // block):
-        places = np.atleast_1d(row.positions[i])
-        sizes, vectors = np.linalg.eigh(
-            1j * np.tensordot(places, skew[:, h * kv_heads // heads, m], 1)
+        position = np.atleast_1d(row.positions[i])
+        angles, vectors = np.linalg.eigh(
+            1j * np.tensordot(position, skew[:, h * kv_heads // heads, m], 1)
         )
-        turn = np.real(vectors * np.exp(-1j * sizes) @ vectors.conj().T)
+        turn = np.real(vectors * np.exp(-1j * angles) @ vectors.conj().T)
         part = slice(m * block, (m + 1) * block)
         turned[:, h, i, part] = turn @ row.q[h, i, part], turn @ row.k[h, i, part]
     return np.einsum("hte,hse->hts", *turned) / dim**0.5
@@ -250,8 +250,8 @@ def cayley_string(
     P = (I - S)(I + S)^-1 of S, the upper part of `skew` minus its transpose; pair i turns by
     Σ_a d_a·frequencies[a, i].
     """
-    s, one = np.triu(skew, 1) - np.triu(skew, 1).T, np.eye(len(skew))
-    basis = (one - s) @ np.linalg.inv(one + s)
+    s, identity = np.triu(skew, 1) - np.triu(skew, 1).T, np.eye(len(skew))
+    basis = (identity - s) @ np.linalg.inv(identity + s)
     distance = row.distance.reshape(*row.distance.shape[:2], axes)
     row = row._replace(q=row.q @ basis.T, k=row.k @ basis.T)
     return rotated(row, distance @ frequencies, layout)
@@ -269,8 +269,8 @@ def rope_nd(
 ) -> Array:
     """Wan, arXiv 2503.20314 (released code): frame, row and column turn consecutive pairs.
 
-    Each axis has a series of frequencies over its own channels, by default as many even channels as
-    all axes can have. The other settings as in `rope_2d`.
+    Each axis has a series of frequencies over its own channels, by default the largest even number
+    that all axes can have. The other settings as in `rope_2d`.
     """
     channels = channels or (2 * (row.q.shape[-1] // 2 // axes),) * axes
     bases = np.broadcast_to(base, axes)
@@ -287,9 +287,9 @@ def mrope(
 ) -> Array:
     """Wang et al., "Qwen2-VL", arXiv 2409.12191, §2.1: each frequency belongs to one axis.
 
-    Time, row and column have sections of them, by default 16 : 24 : 24; `interleaved` (Qwen3-VL,
-    arXiv 2511.21631), by default 24 : 20 : 20, they take turns, then time has the rest. `fraction`
-    and `scaling` as in `rope`.
+    Time, row and column have sections, by default 16 : 24 : 24. With `interleaved` (Qwen3-VL, arXiv
+    2511.21631; by default 24 : 20 : 20) they take turns, then time has the rest. `fraction` and
+    `scaling` as in `rope`.
     """
     pairs = round(fraction * row.q.shape[-1]) // 2
     share = max(1, (20 if interleaved else 24) * pairs // 64)

@@ -48,7 +48,7 @@ def products(row: Row, scale: float | None = None) -> Array:
 
 
 def exponentials(scores: Array, causal: bool) -> Array:
-    """Exp(score) [..., T, T]; if `causal`, keys after the query get 0."""
+    """exp(score) [..., T, T]; if `causal`, keys after the query get 0."""
     return np.exp(scores) * (np.tri(*scores.shape[-2:]) if causal else 1)
 
 

@@ -54,7 +54,7 @@ def angles(positions, frequencies) -> jax.Array:
     """Position × frequency in float32: [..., dim/2] for positions [...], any frequencies.
 
     Positions [..., A] of several axes take frequencies [A, dim/2]: the angles of the axes add.
-    Frequencies of each position's own are [..., 1, dim/2].
+    Separate frequencies for each position are [..., 1, dim/2].
     Errs by at most 2⁻²³·|position| radians (frequencies ≤ 1): 1e-4 at 1,000, 0.12 at 10⁶; the
     libraries that rotate by float32 frequencies do the same sum and get the same bits.
 
@@ -84,7 +84,7 @@ def exact_angles(positions, frequencies: np.ndarray) -> jax.Array:
 
     Args:
       positions: [...], as for `angles`.
-      frequencies: NumPy float64 [dim/2], known when the program is made.
+      frequencies: NumPy float64 [dim/2], known at trace time.
 
     Raises:
       TypeError: half-precision positions.
@@ -95,7 +95,7 @@ def exact_angles(positions, frequencies: np.ndarray) -> jax.Array:
     whole, unit = np.rint(turns), 2 * np.pi / 2**32
     steps = (whole.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
     index = jnp.floor(positions).astype(jnp.int32)
-    between = (positions - index.astype(positions.dtype)).astype(jnp.float32)  # of integers 0
+    between = (positions - index.astype(positions.dtype)).astype(jnp.float32)  # 0 for integers
     steps, rest, slow = (
         align(jnp.asarray(x, dtype), index)
         for x, dtype in (

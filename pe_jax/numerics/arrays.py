@@ -1,4 +1,4 @@
-"""Arrays that broadcast and are indexed as stated, under any of JAX's settings and meshes."""
+"""Broadcasting and indexing that work under any of JAX's settings and meshes."""
 
 from typing import Any
 
@@ -54,8 +54,8 @@ def varying_like(tree: Any, like: Any) -> Any:
     axes = frozenset().union(*(jax.typeof(x).mat.varying for x in jax.tree.leaves(like)))
 
     def vary(x):
-        more = tuple(axes - jax.typeof(x).mat.varying)
-        return jax.lax.pcast(x, more, to="varying") if more else x
+        missing = tuple(axes - jax.typeof(x).mat.varying)
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(vary, tree)
 
@@ -91,6 +91,6 @@ def take(
 
 
 def _by_product(table: jax.Array, index: jax.Array) -> jax.Array:
-    """table[:, index] of a table [H, n], exact: the product with rows of one 1."""
+    """table[:, index] of a table [H, n], as an exact product with one-hot rows."""
     ones = jax.nn.one_hot(index, table.shape[1], dtype=table.dtype)
     return jnp.einsum("hn,...n->h...", table, ones, precision=jax.lax.Precision.HIGHEST)

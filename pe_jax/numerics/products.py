@@ -2,7 +2,7 @@
 
 On a CPU, XLA's A.T @ B takes two to three times as long as A @ B, and the gradient of a product by
 its right side is one: here the left side is transposed first, a copy that XLA may not fold back.
-First order, in reverse mode. B batch, H query heads, K key heads (K divides H).
+Gradients are of first order, in reverse mode. B batch, H query heads, K key heads (K divides H).
 """
 
 import functools

@@ -46,14 +46,14 @@ def weights(
     require_bool("antialias", antialias)
     ok = is_real(offset) and offset >= 0
     require(ok, "offset", offset, "pass a finite number of at least 0")
-    kept = size == to and (antialias or method == "bilinear")  # PyTorch leaves such a side alone
-    ratio = 1.0 if kept else size / (to + offset)
+    same = size == to and (antialias or method == "bilinear")  # PyTorch leaves such a side alone
+    ratio = 1.0 if same else size / (to + offset)
     centres = ratio * (np.arange(to) + 0.5) - 0.5  # of the new numbers, in units of the old
     filter_scale = max(ratio, 1.0) if antialias else 1.0
     margin = 0 if antialias else 2
     taps = np.arange(-margin, size + margin)
     away = (taps - centres[:, None]) / filter_scale
-    each = _linear(away) if method == "bilinear" else _cubic(away, -0.5 if antialias else -0.75)
-    found = np.zeros((to, size))
-    np.add.at(found.T, np.clip(taps, 0, size - 1), each.T)
-    return found / found.sum(1, keepdims=True)
+    kernel = _linear(away) if method == "bilinear" else _cubic(away, -0.5 if antialias else -0.75)
+    matrix = np.zeros((to, size))
+    np.add.at(matrix.T, np.clip(taps, 0, size - 1), kernel.T)
+    return matrix / matrix.sum(1, keepdims=True)

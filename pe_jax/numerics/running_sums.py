@@ -24,18 +24,18 @@ def exactly(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def pieces(x: jax.Array, count: int, rest: Any = 0.0) -> list[jax.Array]:
-    """Float32 numbers of bfloat16's precision that add up to x + rest, but for 9 bits per piece.
+    """Float32 numbers of bfloat16's precision that add up to x + rest, to 9 bits per piece.
 
     `rest` is what x rounds off. The first piece has the gradient of x, the others have none.
     """
-    found, left = [], jax.lax.stop_gradient(x)
+    parts, remainder = [], jax.lax.stop_gradient(x)
     for n in range(count):
-        left = left + jax.lax.stop_gradient(rest) if n == 2 else left
+        remainder = remainder + jax.lax.stop_gradient(rest) if n == 2 else remainder
         # XLA may leave out a conversion to bfloat16 and back, but not this.
-        found.append(jax.lax.reduce_precision(left, *BFLOAT16))
-        left = left - found[-1]  # exact
-    change = jax.lax.stop_gradient(x) - found[0]
-    return [x - change, *found[1:]]
+        parts.append(jax.lax.reduce_precision(remainder, *BFLOAT16))
+        remainder = remainder - parts[-1]  # exact
+    change = jax.lax.stop_gradient(x) - parts[0]
+    return [x - change, *parts[1:]]
 
 
 def _add(x: tuple, y: tuple) -> tuple:
@@ -54,7 +54,7 @@ def _sums(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _by_doubling(sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Sums of 1, 2, 4, … tokens up to each one, for a length that is known when it runs.
+    """Sums of 1, 2, 4, … tokens up to each one, for a length that is known only at run time.
 
     `associative_scan` halves the length in Python, which a symbolic one does not allow.
     """
@@ -102,7 +102,7 @@ def difference(q_state: list, k_state: list) -> jax.Array:
 
 
 def between(q_state: list, k_state: list) -> jax.Array:
-    """|`difference`|, which no gradient reaches where it is 0, as of a token and itself.
+    """|`difference`|, with a gradient of 0 where it is 0, as for a token and itself.
 
     The gradient of `abs` at 0 is 1 in JAX: a token's own pair would reach its sum twice, with
     opposite signs, and leave its rounding error in the gradient of every step before it.

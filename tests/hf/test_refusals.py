@@ -85,7 +85,7 @@ WRONG = [  # config, words of the error
         {**BERT, "position_embedding_type": "relative_key_query"},
         ["position_embedding_type='relative_key_query'", "deberta"],
     ),
-    ({**BERT, "position_embedding_type": "alibi"}, ["'alibi'", "ours for such things: alibi"]),
+    ({**BERT, "position_embedding_type": "alibi"}, ["'alibi'", "the nearest scheme: alibi"]),
     ({**SIZES, "model_type": "chatglm", "rope_ratio": 16}, ["rope_ratio=16", "rope_theta"]),
     ({**SIZES, "model_type": "bamba", "attn_layer_indices": [9]}, ["attn_layer_indices=[9]"]),
     ({**SIZES, "model_type": "diffllama"}, ["'diffllama' is not read", "subtracted"]),

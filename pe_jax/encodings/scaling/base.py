@@ -13,7 +13,7 @@ from pe_jax.validation import PlainFields, is_int, is_real, require
 class Scaling(PlainFields):
     """A function from frequencies to frequencies, for longer contexts than trained on; hashable.
 
-    `attention_factor` multiplies q and k each, where they are rotated.
+    `attention_factor` multiplies the rotated channels of both q and k.
     """
 
     attention_factor = 1.0

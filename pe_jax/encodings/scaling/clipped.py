@@ -21,8 +21,8 @@ class ClippedRoPE(Scaling):
     """The `slowest` n frequencies are tapered to 0, the others stay; with `hard`, all n are 0.
 
     `slowest` None: those whose period 2π/θ exceeds `original_length`. The authors' code
-    (hrlics/CoPE) has 20 of 64 for Llama 3 8B, trained at 8,192 tokens, where 29 do. Of a single one
-    nothing is taken, as there.
+    (hrlics/CoPE) has 20 of 64 for Llama 3 8B, trained at 8,192 tokens, where 29 do. As there, a
+    single frequency is not tapered.
     """
 
     slowest: int | None = None
@@ -30,9 +30,9 @@ class ClippedRoPE(Scaling):
     hard: bool = False
 
     def __post_init__(self):
-        one = (self.slowest is None) != (self.original_length is None)
+        exactly_one = (self.slowest is None) != (self.original_length is None)
         fix = f"pass this or original_length (it is {self.original_length!r}), not both"
-        require(one, "slowest", self.slowest, fix)
+        require(exactly_one, "slowest", self.slowest, fix)
         if self.slowest is None:
             require_tokens(original_length=self.original_length)
         else:

@@ -2,7 +2,7 @@
 
 Two dialects are read: `rope_parameters` (transformers 5: the base and the partial factor inside)
 and the older `rope_scaling` ("type" or "rope_type", the rest in the config itself). A key that is
-None counts as absent. What transformers passes over with a warning is an error here.
+None counts as absent. What transformers ignores with a warning is an error here.
 """
 
 import dataclasses
@@ -47,9 +47,9 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _type(settings: dict[str, Any]) -> str:
-    given = [settings[key] for key in ("rope_type", "type") if key in settings] or ["default"]
-    names = [{"su": "longrope"}.get(str(x), str(x)) for x in given]  # what Phi-3 called it first
-    fix = f"type={shown(given[-1], 80)} is another; keep one of them"
+    values = [settings[key] for key in ("rope_type", "type") if key in settings] or ["default"]
+    names = [{"su": "longrope"}.get(str(x), str(x)) for x in values]  # what Phi-3 called it first
+    fix = f"type={shown(values[-1], 80)} is another; keep one of them"
     require(names[0] == names[-1], "rope_type", names[0], fix)
     name = names[0]
     if name == "mrope":
@@ -74,7 +74,7 @@ def _check_keys(settings: dict[str, Any], name: str) -> None:
 
 
 def _dynamic(fields: dict[str, Any], longest: Any, original: Any) -> tuple[str, dict[str, Any]]:
-    if fields.get("alpha"):  # HunYuan: a fixed stretch
+    if fields.get("alpha"):  # HunYuan: a fixed factor
         return "ntk", {"factor": fields["alpha"]}
     require(longest is not None, "max_position_embeddings", longest, "'dynamic' scales from it")
     fix = f"'dynamic' scales from max_position_embeddings={longest!r}; leave the other out"
@@ -151,7 +151,7 @@ def read(
 def write(
     base: float, fraction: float, name: str | None, scaling: Scaling | None, head_dim: int
 ) -> dict[str, Any]:
-    """The `rope_parameters` that `read` reads as these; "dynamic" leaves the length it scales from.
+    """The `rope_parameters` that `read` reads as these; without the length of "dynamic".
 
     Args:
       base: of the frequencies.
@@ -160,30 +160,30 @@ def write(
       scaling: the scaling, or None.
       head_dim: E.
     """
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
     if fraction != 1:
-        found["partial_rotary_factor"] = partial(fraction, head_dim)
+        parameters["partial_rotary_factor"] = partial(fraction, head_dim)
     if scaling is None:
-        return found
+        return parameters
     fields = {f.name: getattr(scaling, f.name) for f in dataclasses.fields(scaling)}
     length = fields.pop("original_length", None)
     if name == "ntk":
-        return found | {"rope_type": "dynamic", "factor": 1.0, "alpha": fields["factor"]}
+        return parameters | {"rope_type": "dynamic", "factor": 1.0, "alpha": fields["factor"]}
     if name == "dynamic_ntk":
-        return found | {"rope_type": "dynamic", "factor": fields["factor"]}
+        return parameters | {"rope_type": "dynamic", "factor": fields["factor"]}
     if name == "proportional":
         fields["partial_rotary_factor"] = fields.pop("fraction")
     computed = {"attention_factor": None} if "attention_factor" in fields else {}
     if computed and fields.get("factor") and dataclasses.replace(scaling, **computed) == scaling:
         del fields["attention_factor"]  # it follows from the others
     fields = {key: list(x) if isinstance(x, tuple) else x for key, x in fields.items()}
-    found |= {"rope_type": name, **{key: x for key, x in fields.items() if x is not None}}
-    found.pop("length", None)
-    return found | ({"original_max_position_embeddings": length} if length else {})
+    parameters |= {"rope_type": name, **{key: x for key, x in fields.items() if x is not None}}
+    parameters.pop("length", None)
+    return parameters | ({"original_max_position_embeddings": length} if length else {})
 
 
 def partial(fraction: float, head_dim: int) -> float:
     """A number p with int(head_dim·p) = head_dim·fraction, which rounding may miss by one."""
     rotary_dim = round(head_dim * fraction)
-    found = rotary_dim / head_dim
-    return found if int(head_dim * found) == rotary_dim else math.nextafter(found, 2)
+    ratio = rotary_dim / head_dim
+    return ratio if int(head_dim * ratio) == rotary_dim else math.nextafter(ratio, 2)

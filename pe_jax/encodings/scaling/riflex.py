@@ -4,9 +4,9 @@
 
 A longer video repeats itself after about N frames, near the period N_k of one of the frequencies,
 the intrinsic one. It is slowed down until L₀·s frames are less than one period; the others stay.
-The 0.9 is the authors' code's (thu-ml/RIFLEx), as is that periods are rounded before they are
-compared. N is seen in samples, and is not L₀: HunyuanVideo, trained on 33 latent frames, repeats
-after about 48, so that of its 8 frequencies (base 256) k = 4, of period 50.
+The 0.9, and the rounding of periods before they are compared, are the authors' code's
+(thu-ml/RIFLEx). N is observed in samples, and is not L₀: HunyuanVideo, trained on 33 latent frames,
+repeats after about 48, so that of its 8 frequencies (base 256) k = 4, of period 50.
 
 Frequencies are counted from 1; L₀ and N are in latent frames, as positions are.
 """
@@ -36,9 +36,9 @@ class RIFLEx(Scaling):
     def __post_init__(self):
         require_positive(factor=self.factor)
         require_tokens(original_length=self.original_length)
-        one = (self.intrinsic is None) != (self.repetition is None)
+        exactly_one = (self.intrinsic is None) != (self.repetition is None)
         fix = f"pass this or repetition (it is {self.repetition!r}), not both"
-        require(one, "intrinsic", self.intrinsic, fix)
+        require(exactly_one, "intrinsic", self.intrinsic, fix)
         if self.repetition is not None:
             require_tokens(repetition=self.repetition)
         else:
@@ -52,8 +52,8 @@ class RIFLEx(Scaling):
         theta = np.array(theta, np.float64)
         k = self.intrinsic
         if k is None:
-            apart = np.abs(np.round(2 * math.pi / theta) - (self.repetition or 0))
-            k = 1 + int(np.argmin(apart))
+            gaps = np.abs(np.round(2 * math.pi / theta) - (self.repetition or 0))
+            k = 1 + int(np.argmin(gaps))
         require(k <= theta.size, "intrinsic", k, f"there are {theta.size} frequencies")
         longest = self.original_length * self.factor
         theta[k - 1] = min(theta[k - 1], self.margin * 2 * math.pi / longest)

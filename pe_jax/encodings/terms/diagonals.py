@@ -1,7 +1,7 @@
-"""Terms of distances in a block of scores with contiguous positions: along diagonals.
+"""Terms of distances in a block of scores with contiguous positions, computed along diagonals.
 
-Pair (a, b) of a block is at a distance that depends on a - b alone. A term has a value for each
-distance, the greatest first, and pair (a, b) reads number `offset - a + b` of them: a `Line`.
+The distance of pair (a, b) of a block depends on a - b alone. A `Line` has a term's value for each
+distance, the greatest first, and pair (a, b) reads entry `offset - a + b`.
 
 H heads, r queries and c keys of a block, n distances, E width of vectors.
 """
@@ -23,8 +23,8 @@ class Line(NamedTuple):
 
     Attributes:
       values: [H or 1, n, …].
-      offset: which of them pair (0, 0) reads; what lies before or after the n values is their first
-        or their last one.
+      offset: the entry that pair (0, 0) reads; entries before the n values are equal to the first,
+        entries after them to the last.
       last: whether pairs that read beyond the last value are visible; else they may read anything.
     """
 
@@ -35,12 +35,12 @@ class Line(NamedTuple):
     def spread(self, rows: int, columns: int) -> jax.Array:
         """Biases [H or 1, n] of all pairs: [H or 1, r, c], or [H or 1, 1, 1] if all are alike.
 
-        Each is copied as it is, never a difference of two: one of -1e9 or -inf, which hides pairs,
+        Values are copied, never computed as differences: one of -1e9 or -inf, which hides pairs,
         would round the others away.
         """
         n = self.values.shape[1]
-        if (only := self._only(n, rows, columns)) is not None:
-            return self.values[:, only, None, None]
+        if (shared := self._shared_index(n, rows, columns)) is not None:
+            return self.values[:, shared, None, None]
         skipped, kept = self._corner(rows, columns)
         first = self.offset + skipped - (kept - 1)
         before, end = max(-first, 0), self.offset + columns
@@ -54,14 +54,14 @@ class Line(NamedTuple):
         inside = jnp.pad(jnp.ones((1, *corner.shape[1:]), bool), widths)
         return jnp.where(inside, jnp.pad(corner, widths), self.values[:, :1, None])
 
-    def _only(self, n: int, rows: int, columns: int) -> int | None:
-        """Which of the n numbers all pairs read, if they read one."""
+    def _shared_index(self, n: int, rows: int, columns: int) -> int | None:
+        """The index of the value that all pairs read, or None if they read several."""
         if n == 1 or self.offset + columns - 1 <= 0:
             return 0
         return n - 1 if self.offset - (rows - 1) >= n - 1 else None
 
     def _corner(self, rows: int, columns: int) -> tuple[int, int]:
-        """Columns in which all pairs read the first value, and rows in which not all do."""
+        """How many columns read the first value alone, and how many rows read others too."""
         skipped = min(max(1 - self.offset, 0), columns - 1)
         return skipped, max(min(rows, self.offset + columns - 1), 1)
 
@@ -76,7 +76,7 @@ class Line(NamedTuple):
     def key_products(self, k: jax.Array, heads: int, rows: int) -> jax.Array:
         """Keys [B, K, c, E] times the vectors of all pairs: [B, H, r, c], or [B, H, 1, c].
 
-        Seen from the keys distances run backwards: pair (b, a) reads number `offset - b + a`.
+        From the side of the keys distances run backwards: pair (b, a) reads entry `offset - b + a`.
         """
         backwards = Line(self.values[:, ::-1], self.values.shape[1] - 1 - self.offset)
         products = backwards.products(repeat_heads(k, heads), rows)
@@ -99,12 +99,12 @@ class Line(NamedTuple):
     def place(self, x: jax.Array, columns: int) -> jax.Array:
         """y[…, a, b] = x[…, a, offset - a + b], ends repeated: [..., r, n] → [..., r, c].
 
-        To move each row one further than the row above takes a pad and a reshape. What lies beside
-        the n numbers is zero there: they are measured from the first.
+        A pad and a reshape move each row one column further than the row above. They fill with
+        zeros, so the first number of a row is subtracted before and added after.
         """
         *lead, rows, n = x.shape
-        if (only := self._only(n, rows, columns)) is not None:
-            return x[..., only, None]
+        if (shared := self._shared_index(n, rows, columns)) is not None:
+            return x[..., shared, None]
         first, end = self.offset - (rows - 1), self.offset + columns
         if first >= 0 and end <= n:
             x = x[..., first : end + 1]
@@ -116,7 +116,7 @@ class Line(NamedTuple):
         return start + jnp.pad(moved, widths)
 
     def _moved(self, x: jax.Array, first: int, columns: int) -> jax.Array:
-        """`place` from column `first` on, of numbers whose first is 0."""
+        """`place` from column `first` on, for rows whose first number is 0."""
         *lead, rows, n = x.shape
         offset, end = self.offset + first, self.offset + first + columns
         width = max(rows + n, end)
@@ -148,7 +148,7 @@ def shear(x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def shear_back(y: jax.Array) -> jax.Array:
-    """Its transpose: [..., r, c] → [..., r, r + c], zeros beside the c numbers of each row."""
+    """The transpose of `shear`: [..., r, c] → [..., r, r + c], zeros around the c numbers."""
     return jax.lax.platform_dependent(y, cpu=_back_by_rows, default=_back_at_once)
 
 
@@ -157,7 +157,7 @@ shear_back.defvjp(lambda y: (shear_back(y), None), lambda _, d: (shear(d),))
 
 
 def _back_by_rows(y: jax.Array) -> jax.Array:
-    """On a CPU in half of the time, row by row."""
+    """`shear_back` row by row, which takes half the time on a CPU."""
     *lead, rows, columns = y.shape
     zeros = varying_like(jnp.zeros((*lead, rows + columns), y.dtype), y)
 
@@ -175,9 +175,9 @@ def _back_at_once(y: jax.Array) -> jax.Array:
     return padded.reshape(*lead, -1)[..., : rows * n].reshape(*lead, rows, n)
 
 
-# Of biases, which all queries share. On a CPU, XLA copies slices, and above all adds up their
-# gradients, faster than it shears one row; for a TPU it makes a loop of them, which takes twenty
-# times as long.
+# Biases are the same for all queries. On a CPU, XLA copies slices, and above all adds up their
+# gradients, faster than it shears one row; on a TPU it loops over slices, which takes twenty times
+# as long.
 
 
 def _by_slices(values: jax.Array, rows: int) -> jax.Array:
@@ -191,6 +191,6 @@ def _by_slices(values: jax.Array, rows: int) -> jax.Array:
 
 
 def _by_shear(values: jax.Array, rows: int) -> jax.Array:
-    """The same, of all rows at once."""
+    """The same for all rows at once."""
     heads, n = values.shape
     return shear(_pad_last(jnp.broadcast_to(values[:, None], (heads, rows, n)), 1))

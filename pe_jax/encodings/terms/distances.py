@@ -1,4 +1,4 @@
-"""Kinds that depend on the distance alone: biases, and vectors that something is dotted with.
+"""Kinds that depend on the distance alone: biases, and vectors for dot products.
 
 B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
 A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
@@ -33,8 +33,8 @@ class DistanceTerm(Term):
     Attributes:
       fn: the function, of integer distances [*n] ([*n, A] of several axes).
       arrays: its parameters.
-      horizon: (low, high): constant for distances ≤ low and for distances ≥ high, or None. Only
-        tiles near the diagonal then pay for it.
+      horizon: (low, high): the term is constant for distances ≤ low and for distances ≥ high; or
+        None. With a horizon only tiles near the diagonal pay for it.
     """
 
     distances = "vectors"
@@ -44,7 +44,7 @@ class DistanceTerm(Term):
     horizon: tuple[int, int] | None = static(default=None, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def at(self, distance: jax.Array) -> jax.Array:
-        """Of distances [*n]: float32 [H or 1, *n, …]."""
+        """Its values at distances [*n]: float32 [H or 1, *n, …]."""
         return self.fn(self.arrays, distance).astype(jnp.float32)
 
     def tabled(self, low: int, high: int) -> "DistanceTerm":
@@ -57,7 +57,7 @@ class DistanceTerm(Term):
         return dataclasses.replace(self, fn=Rows(first, last), arrays=table, horizon=horizon)
 
     def without_function_arrays(self) -> "DistanceTerm":
-        """The term as engines need it that have its values in a table."""
+        """The term for engines that hold its values in a table."""
         return dataclasses.replace(self, arrays=None)
 
     def contract(self, form: str, x: jax.Array, q: Side, k: Side) -> jax.Array:
@@ -99,7 +99,7 @@ class RelativeKeys(DistanceTerm, ScoreTerm):
     u: jax.Array | None = dataclasses.field(default=None, kw_only=True)
 
     def queries(self, raw: jax.Array) -> jax.Array:
-        """What is dotted with the vectors: float32 [B, H, T, E] for queries before rotations."""
+        """Queries before rotations plus `u`, for products with vectors: float32 [B, H, T, E]."""
         raw = raw.astype(jnp.float32)
         return raw if self.u is None else raw + align(self.u[:, None], raw)
 

@@ -36,20 +36,20 @@ class RowSum(Term):
         p_ij    = Σ_l gate(product_il)      over the visible keys l > j (l ≥ j: `own`)
         bias_ij = fn(numbers_i, p_ij)
 
-    The product is q·k after rotations times the scale, without any other term, or that of two
-    halves of a state, as for `TokenProduct`. Keys lie in the order of the array.
+    The product is q·k after rotations times the scale, without any other term, or the product of
+    the two halves of a state, as for `TokenProduct`. Keys count in the order of the array.
 
     Attributes:
       gate: the function of products, elementwise.
       fn: the function of numbers [B or 1, H, T, C] (None: there are none) and sums [B, H, T, S].
-      numbers: of each query, `numbers(arrays, q)`: float32 [B or 1, H, T, C], from the queries
-        before rotations times the scale, float32 [B, H, T, E]; or None.
+      numbers: `numbers(arrays, q)` gives C numbers per query, float32 [B or 1, H, T, C], from the
+        queries before rotations times the scale, float32 [B, H, T, E]; or None.
       arrays: parameters, which lead with an axis of heads, H or 1.
       own: whether the sum at a key counts the key itself.
-      limit: gates are never negative and `fn` is constant for sums from here on; None: it is not.
+      limit: gates are never negative and `fn` is constant for sums from here on; None: no limit.
         Only tiles in which a sum is below it then pay for the gates.
       decays: gates are never positive, and the bias is 0 for a sum of 0 and never rises as the sum
-        falls. Engines then leave a row where all further keys are negligible.
+        falls. Engines then stop in a row where all further keys are negligible.
       state: 2C numbers of each token; None: the product is q·k.
     """
 
@@ -88,7 +88,7 @@ class RowSum(Term):
     def row_bias(
         self, products: jax.Array, states: Any, visible: jax.Array, before: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The bias of a block of a row, and the sums that go on to its left.
+        """The bias of a block of a row, and the sums to carry to the block on its left.
 
         Beyond the limit no gates are computed.
 
@@ -109,7 +109,7 @@ class RowSum(Term):
         )
 
     def _counted(self, products, states, visible, before):
-        """`row_bias` where gates count."""
+        """`row_bias` with the gates of the block."""
         (numbers, left), right = states
         if left is not None:
             product = jnp.einsum("...tc,...sc->...ts", left, right, precision=EXACT)
@@ -123,7 +123,7 @@ class RowSum(Term):
         return jnp.full(sums.shape, False) if self.limit is None else sums >= self.limit
 
     def bias_of(self, states: Any, sums: jax.Array) -> jax.Array:
-        """The bias of all keys of the same sums: [B, H, T, 1]."""
+        """The bias of all keys that have these sums: [B, H, T, 1]."""
         return self.fn(states[0][0], sums)
 
     def for_heads(self, share):
@@ -131,10 +131,10 @@ class RowSum(Term):
 
 
 def suffix_sums(x: jax.Array, own: bool) -> jax.Array:
-    """The sum over all later columns, and `own`: [..., c] → [..., c].
+    """The sum over all later columns, with `own` also over the column itself: [..., c] → [..., c].
 
-    By products with triangles of ones, of blocks and within them: XLA's own sums along an axis take
-    several times as long on a CPU.
+    Blocks, and columns within a block, are summed by products with triangles of ones: XLA's
+    cumulative sums take several times as long on a CPU.
     """
     *lead, columns = x.shape
     if jax.export.is_symbolic_dim(columns) or columns <= BLOCK:
@@ -167,7 +167,7 @@ class PathProduct(Term):
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:
-        """Of all pairs whose key is not later: float32 [B, H, T, S] for k.x [B, K, S, E].
+        """Products of all pairs whose key is not later: float32 [B, H, T, S] for k.x [B, K, S, E].
 
         With T the inverse of I + the part of u_s·w_t below the diagonal (the UT transform; Joffrain
         et al., 2006), q_i·k_j loses Σ_{s ≤ i} Σ_{t > j} (q_i·w_s) T_st (u_t·k_j).

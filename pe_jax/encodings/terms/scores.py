@@ -46,7 +46,7 @@ class ChannelDecay(Term):
 
     @jax.jit  # its branches are compiled once
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Of all pairs: float32 [B, H, T, S], in O(T·S) memory.
+        """The decayed products of all pairs: float32 [B, H, T, S], in O(T·S) memory.
 
         Raises:
           ValueError: q and k are not of E channels.
@@ -54,12 +54,12 @@ class ChannelDecay(Term):
         width = self.state.width // 2
         fix = f"{width} channels decay: leave out the rotation that changes their number"
         require(q.x.shape[-1] == width, "channels", q.x.shape[-1], fix)
-        each = q.x, repeat_heads(k.x, q.x.shape[1]), *states
+        operands = q.x, repeat_heads(k.x, q.x.shape[1]), *states
         if q.tokens.index.shape[1] == 1:
-            return _faded(*each)
+            return _faded(*operands)
         first = q.tokens.index[:, :1]
         behind = jnp.all(q.tokens.index >= first) & jnp.all(k.tokens.index <= first)
-        return jax.lax.cond(behind, _faded_before, _faded, *each)
+        return jax.lax.cond(behind, _faded_before, _faded, *operands)
 
 
 def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
@@ -84,9 +84,8 @@ def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -
 def _faded_before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
     """The same where the first query follows all keys and the others follow it: one product.
 
-    |P - P'| is then the sum from the key to the first query, plus that from there: of steps of one
-    sign, so that neither exponential exceeds 1. (For padding, whose sums are 0, it does not
-    matter.)
+    |P - P'| is then the sum from the key to the first query plus the sum from there on. All steps
+    have one sign, so neither exponential exceeds 1. (Padding, whose sums are 0, does not matter.)
     """
     rows, columns = (jnp.split(x, 2, axis=-1) for x in (q_state, k_state))
     first = [x[..., :1, :] for x in rows]
@@ -113,8 +112,7 @@ class DistanceFormula(ScoreTerm):
       numbers: C numbers for each head, float32 [H, C].
       decays: whether the bias never rises with |distance|. Engines then skip tiles in which it
         makes every key negligible.
-      linear: whether it is the distance times constants, nothing that is learned, at distances from
-        0 on.
+      linear: whether it is the distance times constants that are not learned, at distances ≥ 0.
     """
 
     distances = "formula"
@@ -135,7 +133,7 @@ class DistanceFormula(ScoreTerm):
         return self.linear
 
     def at(self, distance: jax.Array) -> jax.Array:
-        """Of distances [*n]: float32 [H, *n]."""
+        """The bias at distances [*n]: float32 [H, *n]."""
         columns = jnp.moveaxis(self.numbers, 1, 0)
         columns = columns.reshape(*columns.shape, *(1,) * distance.ndim)
         return self.fn(list(columns), distance[None])
@@ -152,8 +150,8 @@ class DistanceFormula(ScoreTerm):
     def key_bias(self, side, state):
         """Minus the slope times the position: 8 bits of the slope at a time, to be exact."""
         slopes = pieces(-self.at(jnp.ones(1, jnp.int32)), 3)
-        places = side.tokens.positions[:, None].astype(jnp.float32)
-        first, second, third = (slope[None] * places for slope in slopes)
+        positions = side.tokens.positions[:, None].astype(jnp.float32)
+        first, second, third = (slope[None] * positions for slope in slopes)
         high, rest = exactly(first, second)
         return exactly(high, rest + third)
 
@@ -191,8 +189,8 @@ class TokenBias(ScoreTerm):
       state: of each token.
       decays: whether the bias is 0 for a token and itself and never rises as more tokens of the row
         come between. Engines then skip tiles in which it makes every key negligible.
-      of_token: where it decays, and is a number of the key minus that of the query for keys that
-        are not later: that number, `of_token([C of the token])`, as two that add up to it.
+      of_token: for a bias that decays and is, for keys that are not later, u of the key minus u of
+        the query: `of_token([C of the token])` gives u as two numbers that add up to it.
     """
 
     by_head = True

@@ -27,8 +27,8 @@ class Mask(Term):
       fn: the function.
       arrays: what it looks up.
       length: how many tokens it can tell apart (a tree's); None: any number.
-      looks_ahead: whether it shows later tokens, so that the causal mask does not hold unless asked
-        for.
+      looks_ahead: whether later tokens can be visible: attention is then not causal unless the call
+        says `causal=True`.
     """
 
     reads = "pairs"
@@ -54,7 +54,7 @@ class Mask(Term):
 class Sink(Term):
     """One more logit [H] in the softmax of each row, without a value.
 
-    With a `state` of one number, that of the query is added to it.
+    With a `state` of one number, the query's number is added to the logit.
     """
 
     reads = "outside"

@@ -71,30 +71,30 @@ class Method:
 class Term:
     """One thing that an encoding adds to attention: engines call these methods, whatever the kind.
 
-    A kind of one's own is a class under `@kind` that derives from `ScoreTerm` and has `scores`, and
-    `for_heads` if its arrays have an axis of heads. Kernels take the kinds of this package alone.
+    To add a kind, derive a class from `ScoreTerm` under `@kind` and define `scores`, and also
+    `for_heads` if its arrays have an axis of heads. Kernels support only the kinds of this package.
     Kinds of distances also have `at` (`DistanceTerm`), sums along rows `row_bias`, `settled` and
     `bias_of` (`RowSum`). Methods that a kind does not use return None, as here.
 
-    `reads` says how much of a row of scores a kind has to see: "outside" (it acts before or after
-    an engine), "pairs", "later keys" (sums along a row), "rows" (whole rows: dense alone); "" is a
-    kind that no engine knows, which is refused.
+    `reads` says how much of a row of scores a kind needs: "outside" (it acts before or after an
+    engine), "pairs", "later keys" (sums along a row), "rows" (whole rows: dense engine only).
+    Engines refuse a kind with "".
     """
 
     reads: ClassVar[str] = ""
     scaled: ClassVar[bool] = False  # its scores are multiplied by the scale, as q·k is
-    distances: ClassVar[str] = ""  # it depends on these alone: a "formula", a "bias" or "vectors"
-    by_head: ClassVar[bool] = False  # its arrays lead with heads, and no head's numbers need others
+    distances: ClassVar[str] = ""  # by distance alone: a "formula", a "bias" or "vectors"
+    by_head: ClassVar[bool] = False  # axis 0 of its arrays is heads; a head needs its entry alone
     hides: ClassVar[bool] = False  # it hides pairs: `visible`
-    reads_keys: bool = False  # its state is of keys too, and not of queries alone
+    reads_keys: bool = False  # it reads the states of keys too, not only of queries
     halved: ClassVar[bool] = False  # one half of its state is of queries, the other of keys
-    by_length: bool = False  # its rotations are given the length of each token's document
-    reads_raw: str = ""  # the side that it reads as it was before rotations: "q" or "k"
+    by_length: bool = False  # its rotations take the length of each token's document
+    reads_raw: str = ""  # the side that it reads before rotations: "q" or "k"
     decays: bool = False  # it never rises as two tokens get farther apart: see `bound`
-    of_keys: bool = False  # before a query, it is a number of the key minus the query's: `key_bias`
-    constant: bool = False  # its arrays are constants of the scheme, of which no gradient is read
+    of_keys: bool = False  # before a query, it is u of the key - u of the query: `key_bias`
+    constant: bool = False  # its arrays are constants of the scheme and need no gradient
     horizon: tuple[int, int] | None = None  # beyond it, it is constant
-    state: "State | None" = None  # of the kinds that read each token's state
+    state: "State | None" = None  # for kinds that read each token's state
 
     @property
     def in_tables(self) -> bool:
@@ -110,15 +110,15 @@ class Term:
     def rotate(
         self, side: str, x: jax.Array, positions: jax.Array, state: Any = None, lengths: Any = None
     ) -> jax.Array:
-        """Queries (`side` "q") or keys ("k") as their products take them."""
+        """Queries (`side` "q") or keys ("k"), rotated before their products."""
         return x
 
     def rotate_values(self, v: jax.Array, positions: jax.Array, lengths: Any = None) -> jax.Array:
-        """Values [*B, S, K, F] as they are averaged."""
+        """Values [*B, S, K, F], rotated before they are averaged."""
         return v
 
     def rotate_output(self, out: jax.Array, positions: jax.Array, lengths: Any = None) -> jax.Array:
-        """The output [*B, T, H, F], which undoes what was done to values."""
+        """The output [*B, T, H, F] with the rotation of values undone."""
         return out
 
     def rescale(self, out: jax.Array, lse: Any, state: Any) -> tuple[jax.Array, Any]:
@@ -147,7 +147,7 @@ class Term:
         return None
 
     def rescore(self, scores: Any, bias: Any, q: "Side", scale: float, pairs: Any) -> Any:
-        """What it adds to whole rows of scores, in view of them and of the biases, or None."""
+        """What it adds to whole rows of scores, from them and the biases, or None."""
         return None
 
     def values(self, weights: jax.Array, q: "Side", k: "Side") -> Any:
@@ -159,7 +159,7 @@ class Term:
         return None
 
     def bound(self, distance: jax.Array, states: Any) -> Any:
-        """What a bias that `decays` is at most, beyond its value for a token and itself.
+        """Upper bound of a bias that `decays`, minus its value for a token and itself.
 
         float32 [B or 1, H or 1, *n] for the nearest two tokens of blocks, which are `distance` [*n]
         apart and have `states`.
@@ -167,7 +167,7 @@ class Term:
         return None
 
     def key_bias(self, side: "Side", state: Any) -> Any:
-        """Of the kinds `of_keys`, u: keys that are not later get u of the key - u of the query.
+        """u of a kind that is `of_keys`: keys that are not later get u of the key - u of the query.
 
         The softmax ignores the query's part. Two float32 arrays [B or 1, H, T] whose sum is u, for
         positions in the order of the tokens.
@@ -258,8 +258,8 @@ class State(Term):
         `fn(arrays, x, positions)` where it is of both.
       arrays: its parameters.
       width: how many numbers.
-      after: for running sums, `after(before, state)`: a state that began at zero, as it is after
-        tokens whose last state is `before`. Devices then sum their own tokens side by side.
+      after: for running sums: `after(before, state)` continues a state that began at zero from
+        tokens whose last state is `before`. Devices then sum their own tokens in parallel.
       of: "x", "positions", or "both" where the function is `fn(arrays, x, positions)`.
     """
 
@@ -270,8 +270,8 @@ class State(Term):
     of: str = static(default="x")
 
     def __call__(self, x, positions, before=None):
-        given = {"x": (x, before), "positions": (positions,), "both": (x, positions)}
-        return self.fn(self.arrays, *given[self.of])
+        arguments = {"x": (x, before), "positions": (positions,), "both": (x, positions)}
+        return self.fn(self.arrays, *arguments[self.of])
 
 
 class ScoreTerm(Term):

@@ -28,7 +28,7 @@ from pe_jax.encodings.terms.vectors import (
 
 # vectors of distances
 RELATIVE = (RelativeKeys, RelativeQueries, RelativeState, RelativeValues)
-# applied before or after an engine, or by all
+# applied before or after an engine, or by every engine
 OUTSIDE = (Input, QueryBias, Rotation, ValueRotation, Scale, Sink, Unnormalized)
 
 
@@ -51,7 +51,7 @@ def scale(terms: tuple, head_dim: int) -> Any:
 
 
 def logit_cap(terms: tuple) -> Any:
-    """What bounds the scores, where it is traced; else None (`AttentionSpec.logit_cap`)."""
+    """The cap of the scores if it is traced, else None (`AttentionSpec.logit_cap`)."""
     caps = (term.logit_cap for term in select(terms, TracedScalars))
     return next((cap[0] for cap in caps if cap is not None), None)
 
@@ -89,7 +89,7 @@ def check(terms: tuple, scale: Any = None, logit_cap: Any = None) -> None:
         if (count := len(select(terms, kind))) > 1:
             raise ValueError(f"{count} terms {what}; keep at most one")
     if any(rotation.views is not None for rotation in select(terms, Rotation)[:-1]):
-        raise ValueError("a rotation cannot follow one of several views; put that last")
+        raise ValueError("a rotation cannot follow one with several views; put that one last")
     if views(terms) is not None and select(terms, ChannelDecay):
         raise ValueError("channels of several views cannot fade; leave one of the two out")
     if scale is not None and (scales := select(terms, Scale)):

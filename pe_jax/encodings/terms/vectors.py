@@ -53,7 +53,7 @@ class Views:
     Attributes:
       edges: rising numbers of blocks.
       unit: positions in a block.
-      shared_keys: keys have one view, which all views of queries meet.
+      shared_keys: keys have one view, which all views of queries share.
     """
 
     edges: tuple[int, ...]
@@ -66,11 +66,11 @@ class Views:
         return len(self.edges) + 1
 
     def block(self, positions: jax.Array) -> jax.Array:
-        """In which block positions [*n] are."""
+        """The block of each of the positions [*n]."""
         return positions if self.unit == 1 else jnp.floor_divide(positions, self.unit)
 
     def of(self, q_positions: jax.Array, k_positions: jax.Array) -> jax.Array:
-        """The view that scores each pair, int32: of positions whose shapes broadcast."""
+        """The view that scores each pair, int32, for positions whose shapes broadcast."""
         return self._of_apart(self.block(q_positions) - self.block(k_positions))
 
     def _of_apart(self, apart: jax.Array) -> jax.Array:
@@ -79,9 +79,9 @@ class Views:
 
     @functools.partial(jax.jit, static_argnums=(0, 1))  # its branches are compiled once
     def products(self, multiply: Callable, q: Side, k: Side) -> jax.Array:
-        """q·k of each pair in its own view: [B, H, T, S], `multiply(q.x, k.x)` of one view.
+        """q·k of each pair in its view: [B, H, T, S]; `multiply(q.x, k.x)` computes one view.
 
-        A block that one view scores as a whole takes one product.
+        A block that lies in one view takes one product.
         """
         if q.x.shape[2] == 1:
             return self._products_of_one(multiply, q, k)
@@ -103,7 +103,7 @@ class Views:
         return jax.lax.cond(first == last, of_view, by_pair, q.x, k.x, first)
 
     def _products_of_one(self, multiply: Callable, q: Side, k: Side) -> jax.Array:
-        """The same of one query: the keys are read once, whole, by a query for each view."""
+        """The same for one query: its views become queries, which read the keys once."""
         queries = q.x[:, :, 0].reshape(*q.x.shape[:2], self.count, -1)
         if not self.shared_keys:  # each in its own channels, zeros elsewhere
             placed = jnp.eye(self.count, dtype=q.x.dtype)[None, None, :, :, None]
@@ -127,18 +127,18 @@ def _part(x: jax.Array, n: Any, count: int) -> jax.Array:
 class Rotation(Term):
     """Maps each query and each key by its position: `q(arrays, x, positions)`, `k(…)`.
 
-    x is [*B, T, H or K, E]; the result keeps its dtype and may be wider. Keys are mapped once and
-    kept so in a cache. In a sum rotations act in order.
+    x is [*B, T, H or K, E]; the result keeps its dtype and may be wider. A cache keeps the mapped
+    keys. In a sum rotations act in order.
 
     Attributes:
       q: the function of queries; None leaves them unchanged.
       k: the function of keys.
       arrays: their parameters.
-      views: q gives several views of each token side by side, [*B, T, H, n·E], and so does k, or
-        one for all; each pair is scored by one of them.
+      views: q gives several views of each token side by side, [*B, T, H, n·E], and k as many, or
+        one for all; one of them scores each pair.
       state: a state of the tokens, [*B, T, H, C], passed to the functions as the last argument.
       heads: the axis of the arrays that counts heads; None: they are the same for all.
-      by_length: the functions are given the length of each token's document, [*B, T], last.
+      by_length: the functions take the length of each token's document, [*B, T], last.
     """
 
     reads = "outside"
@@ -170,8 +170,8 @@ class ValueRotation(Term):
     """Rotates each value by its position, and each output back by the query's position.
 
     What a value adds to an output then depends on the distance only. Both functions are
-    `(arrays, x, positions)` of x [*B, T, K or H, F] and give its shape and dtype; values are mapped
-    once and kept so in a cache. In a sum outputs are mapped in the opposite order.
+    `(arrays, x, positions)` of x [*B, T, K or H, F] and give its shape and dtype; a cache keeps
+    the mapped values. In a sum outputs are mapped in the opposite order.
 
     Attributes:
       v: the function of values.
@@ -208,7 +208,7 @@ class Scale(Term):
 
 @kind
 class TracedScalars(Term):
-    """The scale and the cap of a call where they are traced, float32 [1]: they have gradients."""
+    """The scale and the cap of a call if they are traced, float32 [1], with gradients."""
 
     reads = "pairs"
     by_head = True
