@@ -203,7 +203,7 @@ def _begin(operands: Operands, fixed: Fixed) -> tuple[Operands, Visitor]:
 
 
 def _round(ring: Ring, local: Visitor, visit, carry):
-    """The carry after visit(carry, keys of another device) in each hop, which sends the next keys."""
+    """The carry after visit(carry, keys of another device) in each hop; hops send the next keys."""
 
     def step(state, _):
         carry, visitor = state

@@ -184,7 +184,7 @@ class Group(NamedTuple):
         return carry
 
     def visit_while(self, more: Callable, i: Any, f: Callable, carry: Any) -> tuple[Any, Any]:
-        """As `visit` while more(carry), where terms sum along rows: number visited, and the carry."""
+        """As `visit` while more(carry), for sums along rows; the number visited, and the carry."""
         (stage,), (order,) = schedule.stages(self.plan), self.visits
 
         def goes_on(state):
