@@ -53,8 +53,8 @@ def visible(spec: AttentionSpec, terms: tuple, q: Tokens, k: Tokens) -> jax.Arra
     """Which pairs are visible: bool [B or 1, 1, T, S]."""
     pairs = spec.mask(q, k)
     for term in terms:
-        if (more := term.visible(q, k)) is not None:
-            pairs = pairs & more
+        if (term_pairs := term.visible(q, k)) is not None:
+            pairs = pairs & term_pairs
     return pairs
 
 

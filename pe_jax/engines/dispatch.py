@@ -88,7 +88,7 @@ def _ring(
 
 
 def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
-    """What computes the hops of a ring: the TPU's kernels or tiles."""
+    """The `begin` of a ring's hops (see `ring.attend`): of the TPU's kernels, or of tiles."""
     begin = functools.partial(TileHops.begin, CHOSEN)
     if implementation == "tiled" or (implementation is None and jax.default_backend() != "tpu"):
         return begin

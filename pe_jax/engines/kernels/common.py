@@ -105,7 +105,7 @@ def formula_sum(terms: tuple) -> FunctionSum:
 
 @dataclasses.dataclass(frozen=True)
 class ScorePlan:
-    """What is static about the scores of a call."""
+    """The static part of the scores of a call."""
 
     spec: AttentionSpec
     scale: float  # factor on q·k

@@ -1,4 +1,4 @@
-"""A kernel runs only after it has agreed with the dense engine on the device at hand.
+"""A kernel runs only after it has agreed with the dense engine on the same device.
 
 Before kernels first run a kind of call on a kind of device, they compute a small case like it
 (`small_case`), forward and every gradient, and so does the dense engine in float32: some seconds.
@@ -59,7 +59,7 @@ def _disagreement(kernels: Any, spec: AttentionSpec, structure: Any, shapes: tup
 
 
 def _check(kernels: Any, device: Any, call: Call) -> str | None:
-    """What is wrong with the kernels on a device, for a call of abstract arrays."""
+    """Why the kernels fail on a device, for a call of abstract arrays; None: they agree."""
     key = None
     try:
         with (
@@ -81,7 +81,7 @@ def _check(kernels: Any, device: Any, call: Call) -> str | None:
 
 
 def _compare(kernels: Any, case: Call) -> str | None:
-    """What is wrong with the kernels in a case."""
+    """Why the kernels fail in a case; None: they agree."""
     begin = time.monotonic()
     drawn, dtype = small_case.draw(case), case.q.x.dtype
     errors = differences(kernels.attend, drawn)

@@ -93,7 +93,7 @@ def hops(layout: BlockPermuted, spec: AttentionSpec, length: int) -> int:
 
 
 class Ring(NamedTuple):
-    """What is static about a call on devices that share rows."""
+    """The static part of a call on devices that share rows."""
 
     layout: BlockPermuted
     each: Any  # computes a hop: `TileHops` or the TPU's `KernelHops`
@@ -189,7 +189,7 @@ _attend.defvjp(_forward, _backward)
 
 
 class Visitor(NamedTuple):
-    """What a device sends round: its keys and values, and their tokens."""
+    """The keys and values that a device sends round, and their tokens."""
 
     k: Vectors
     v: jax.Array

@@ -30,7 +30,7 @@ from pe_jax.numerics.arrays import varying_like
 
 
 class TileHops(NamedTuple):
-    """What is static about a call. `KernelHops` of the TPU's engine has the same methods."""
+    """The static part of a call. `KernelHops` of the TPU's engine has the same methods."""
 
     plan: Plan  # of two runs
     split: Partition
@@ -103,8 +103,8 @@ class TileHops(NamedTuple):
         of_q, of_k = self._runs(operands, fixed)
 
         def zeros(tree):
-            made = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
-            return varying_like(made, operands)
+            arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
+            return varying_like(arrays, operands)
 
         def of_queries(carry, of_run):
             queries, result, cotangent = of_run
@@ -117,10 +117,11 @@ class TileHops(NamedTuple):
                     def tabled(terms):
                         return with_tables(self.plan, x._replace(terms=terms), pair.base)[3:]
 
-                    held, pull = jax.vjp(tabled, x.terms)
-                    whole = Operands(x.q, x.k, x.v, *held)
-                    grads = tiled.backward(self.plan, whole, pair, result, cotangent)
-                    (terms,) = pull(jax.tree.map(lambda g, y: g.astype(y.dtype), grads[3:], held))
+                    outputs, pull = jax.vjp(tabled, x.terms)
+                    inputs = Operands(x.q, x.k, x.v, *outputs)
+                    grads = tiled.backward(self.plan, inputs, pair, result, cotangent)
+                    d_outputs = jax.tree.map(lambda g, y: g.astype(y.dtype), grads[3:], outputs)
+                    (terms,) = pull(d_outputs)
                     return grads._replace(tables=None, terms=terms)
 
                 nothing = zeros(x._replace(tables=None))
@@ -130,8 +131,8 @@ class TileHops(NamedTuple):
 
             d_terms, d_keys = carry
             start = zeros(queries[0]), d_terms
-            (d_q, d_terms), more = jax.lax.scan(meet, start, of_k)
-            return (d_terms, jax.tree.map(jnp.add, d_keys, more)), d_q
+            (d_q, d_terms), d_of_run = jax.lax.scan(meet, start, of_k)
+            return (d_terms, jax.tree.map(jnp.add, d_keys, d_of_run)), d_q
 
         start = zeros(operands.terms), zeros(of_k[:2])
         runs = of_q, *jax.tree.map(self._split, (result, cotangent))

@@ -309,8 +309,8 @@ def backward(
     no_sums = varying_like(no_sums, operands)
 
     def zeros(tree):
-        made = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
-        return varying_like(made, operands)
+        arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
+        return varying_like(arrays, operands)
 
     def row(total, i):
         rows = jax.tree.map(lambda x: _cut(x, i * size, size, 2), all_rows)

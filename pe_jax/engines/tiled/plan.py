@@ -64,7 +64,7 @@ RESULT = Result(SIDES, SIDES)
 
 
 class Plan(NamedTuple):
-    """What is static about a call.
+    """The static part of a call.
 
     Attributes:
       spec: sizes and options.
@@ -125,7 +125,7 @@ def make_plan(
     segments: bool = True,
     on_ring: bool = False,
 ) -> Plan:
-    """What is static about a call; no array is read.
+    """The plan of a call; no array is read.
 
     Args:
       spec: sizes and options.
@@ -294,10 +294,10 @@ def fill_tokens(plan: Plan, q: Tokens, k: Tokens, runs: int = 1) -> list[Tokens]
 
 def _fill_side(tokens: Tokens, length: int, later: bool, runs: int) -> Tokens:
     last = functools.partial(pad, axis=1, length=length, runs=runs, mode="edge")
-    more = length - tokens.index.shape[1]
+    extra = length - tokens.index.shape[1]
     index, segments = last(tokens.index), tokens.segments
     if later:
-        index = index.at[:, length - more :].add(jnp.arange(1, more + 1, dtype=index.dtype))
+        index = index.at[:, length - extra :].add(jnp.arange(1, extra + 1, dtype=index.dtype))
     elif segments is None:
         segments = jnp.zeros(tokens.index.shape, jnp.int32)
     if segments is not None:

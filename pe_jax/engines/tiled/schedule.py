@@ -56,8 +56,8 @@ def stages(plan: Plan) -> tuple[Stage, ...]:
 
 def visits(plan: Plan, q: Tokens, k: Tokens, skip: Any = None) -> tuple[Visit, ...]:
     """The tiles of each stage; those in `skip` (bool [q_blocks, k_blocks]) are left out."""
-    some, whole = visible(plan, q, k)
-    some = some if skip is None else some & ~skip
+    any_visible, all_visible = visible(plan, q, k)
+    any_visible = any_visible if skip is None else any_visible & ~skip
     i = jnp.arange(plan.grid.q_blocks, dtype=jnp.int32)
     j = jnp.arange(plan.grid.k_blocks, dtype=jnp.int32)
     ahead = i[:, None] - j[None]
@@ -66,12 +66,12 @@ def visits(plan: Plan, q: Tokens, k: Tokens, skip: Any = None) -> tuple[Visit, .
     for stage in all_stages:
         if stage.gap is not None:
             n = stage.gap // plan.grid.rows
-            count = (some & (ahead == n)).any(1).astype(jnp.int32)
+            count = (any_visible & (ahead == n)).any(1).astype(jnp.int32)
             orders.append(Visit((i - n)[:, None], count))
             continue
-        chosen = some & (~near if stage.uniform == plan.uniform else near)
+        chosen = any_visible & (~near if stage.uniform == plan.uniform else near)
         if stage._replace(masked=not stage.masked) in all_stages:
-            chosen &= ~whole if stage.masked else whole
+            chosen &= ~all_visible if stage.masked else all_visible
         if plan.sums:  # from the right
             columns = plan.grid.k_blocks - 1 - jnp.argsort(~chosen[:, ::-1], axis=1, stable=True)
         else:
@@ -100,10 +100,11 @@ def _ranges(q: jax.Array, k: jax.Array, plan: Plan) -> tuple[Range, Range]:
 def visible(plan: Plan, q: Tokens, k: Tokens) -> tuple[jax.Array, jax.Array]:
     """Tiles with any visible pair, and with visible pairs only: bool [q_blocks, k_blocks] each."""
     spec = plan.spec
-    some = whole = jnp.ones((plan.grid.q_blocks, plan.grid.k_blocks), bool)
+    any_visible = all_visible = jnp.ones((plan.grid.q_blocks, plan.grid.k_blocks), bool)
     rows, columns = _ranges(q.index, k.index, plan)
     if spec.causal:
-        some, whole = some & (rows.high >= columns.low), whole & (rows.low >= columns.high)
+        any_visible &= rows.high >= columns.low
+        all_visible &= rows.low >= columns.high
     if spec.window is not None:
         width = spec.window
         near = (rows.low - columns.high < width) & (columns.low - rows.high < width)
@@ -112,9 +113,9 @@ def visible(plan: Plan, q: Tokens, k: Tokens) -> tuple[jax.Array, jax.Array]:
             rank = k.index if k.rank is None else k.rank
             _, ranks = _ranges(q.index, rank, plan)
             near, inside = near | (ranks.low < spec.sinks), inside | (ranks.high < spec.sinks)
-        some, whole = some & near, whole & inside
+        any_visible, all_visible = any_visible & near, all_visible & inside
     if q.segments is not None and k.segments is not None:
         rows, columns = _ranges(q.segments, k.segments, plan)
-        some &= (rows.high >= columns.low) & (rows.low <= columns.high) & (rows.high >= 0)
-        whole &= (rows.low == columns.high) & (rows.high == columns.low) & (rows.low >= 0)
-    return some, whole
+        any_visible &= (rows.high >= columns.low) & (rows.low <= columns.high) & (rows.high >= 0)
+        all_visible &= (rows.low == columns.high) & (rows.high == columns.low) & (rows.low >= 0)
+    return any_visible, all_visible

@@ -1,4 +1,4 @@
-"""What is static about a call of the GPU kernels, the arrays that they read, the blocks to visit.
+"""The static part of a call of the GPU kernels, the arrays that they read, the blocks to visit.
 
 Letters are those of `engine`.
 """
@@ -25,7 +25,7 @@ MAX_DISTANCES = 2048  # within a horizon: the most entries by distance that a ro
 
 @dataclasses.dataclass(frozen=True)
 class Plan(common.ScorePlan):
-    """What is static about a call."""
+    """The static part of a call."""
 
     lengths: tuple[int, int]  # T and S before padding
     launches: Launches  # of every kernel
@@ -107,7 +107,7 @@ def make_plan(
     arch: int | None = None,
     biased: bool = False,
 ) -> Plan:
-    """What is static about a call; `sizes` and `arch` as for `engine.attend`.
+    """The plan of a call; `sizes` and `arch` as for `engine.attend`.
 
     `biased`: whether there is an array of biases of all pairs.
     """

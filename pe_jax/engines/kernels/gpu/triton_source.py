@@ -87,7 +87,7 @@ class Value(NamedTuple):
 
     @property
     def ndim(self) -> int:
-        """How many axes it has: JAX's own classes of indices ask."""
+        """Number of axes, which JAX's own classes of indices read."""
         return len(self.shape)
 
 

@@ -144,7 +144,7 @@ def _attend_chunk(
 
 
 def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=False) -> Plan:
-    """What is static about a call, of the terms that kernels compute.
+    """The plan of a call, for the terms that kernels compute.
 
     Its tiles are not `counted` yet.
     """

@@ -88,7 +88,7 @@ def _shared(plan: Plan, split: Partition) -> Plan:
 
 
 class KernelHops(NamedTuple):
-    """What is static about a call; methods as those of `TileHops`."""
+    """The static part of a call; the methods are those of `TileHops`."""
 
     plan: Plan
 

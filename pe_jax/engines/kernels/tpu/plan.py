@@ -1,4 +1,4 @@
-"""What a TPU kernel gets: its arrays, the schedule of blocks, and what is static about a call.
+"""What a TPU kernel gets: its arrays, the schedule of blocks, and the static part of a call.
 
 B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v, C numbers,
 R block diagonals, X width of what is dotted with vectors of distances. i is a query block, j a key
@@ -104,7 +104,7 @@ class Tile(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan(ScorePlan):
-    """What is static about a call."""
+    """The static part of a call."""
 
     real_distances: bool  # whether formulas take float32 distances, which saves conversions
     by_distance: bool  # whether bands or vectors are read by distance
