@@ -142,14 +142,14 @@ def attention(
 
     # Where tokens are, and what they may see.
     q_segments, k_segments = checks.lengths(q_lengths, k_lengths, q_segments, k_segments, q, k)
-    given = {"q_positions": q_positions, "k_positions": k_positions}
+    explicit = {"q_positions": q_positions, "k_positions": k_positions}
     q_positions, k_positions = checks.positions(claims, q, k, q_positions, k_positions, name)
-    encoding = checks.at_length(encoding, queries, given, q_segments)
+    encoding = checks.at_length(encoding, queries, explicit, q_segments)
     contiguous = q_positions is None
     q_ids, k_ids = checks.segments(q_segments, k_segments, q, k)
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
-    others_mask = True if getattr(implementation, "has_own_mask", False) else None
-    causal = checks.causal(encoding, causal, others_mask if mask is None else mask)
+    own_mask = True if getattr(implementation, "has_own_mask", False) else None
+    causal = checks.causal(encoding, causal, own_mask if mask is None else mask)
     ordered = causal or window is not None
     q_index, k_index = checks.indices(q_index, k_index, q, k, layout, ordered)
 
@@ -167,9 +167,9 @@ def attention(
         out = jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
         return (out, jnp.full(out.shape[:-1], LOWEST)) if return_lse else out
 
-    # What nobody sees, NaN too, reaches nothing.
-    read = outside.hide_padding(q_ids, x) if kinds.reads_input(terms) else None
-    (q, k, v, x), broken = outside.set_aside((q_ids, k_ids), q, k, v, read)
+    # Hidden tokens affect no result, even if they are NaN.
+    x_visible = outside.hide_padding(q_ids, x) if kinds.reads_input(terms) else None
+    (q, k, v, x), broken = outside.set_aside((q_ids, k_ids), q, k, v, x_visible)
 
     # States and rotations. Positions restart in each segment where more than the distance counts.
     positions = [q_positions, k_positions]
@@ -187,7 +187,8 @@ def attention(
     if q_ids is not None and any(term.by_length for term in terms):
         sides = (q, q_ids, k_ids), (k, k_ids, q_ids)
         q_lengths, k_lengths = (
-            pos.document_lengths(ids, others).reshape(x.shape[:-2]) for x, ids, others in sides
+            pos.document_lengths(ids, other_ids).reshape(x.shape[:-2])
+            for x, ids, other_ids in sides
         )
     q_rotated = outside.rotate(terms, "q", q, positions[0], q_states, q_lengths)
     k_rotated = outside.rotate(terms, "k", k, positions[1], k_states, k_lengths)
@@ -228,7 +229,7 @@ def attention(
     call = dispatch.Call(spec, terms, q_side, k_side, v_x)
     out, lse = dispatch.engine(implementation, layout, call, name, dropout)(*call)
     out, lse = outside.rescale(terms, q_states, out, lse)
-    if others_mask is None:
+    if own_mask is None:
         out, lse = outside.put_back(broken, call, implementation, (out, lse))
     if not contiguous:
         sides = q_side.tokens, k_side.tokens

@@ -1,4 +1,4 @@
-"""A call of attention as engines take it, and what is static about it.
+"""An attention call as engines take it, and its static options.
 
 T queries, S keys.
 """
@@ -23,23 +23,23 @@ class AttentionSpec:
     sinks: int = 0  # the first tokens of each segment that stay visible beyond the window
     aligned: bool = False  # query i and key i are the same token, of index i
     contiguous: bool = False  # the distance of query i and key j is i - j (within a segment)
-    restarts: bool = False  # the same, but that positions restart in each run of one segment
-    lse: bool = False  # whether the logarithms of rows' sums are read; else an engine may give None
+    restarts: bool = False  # the same, but positions restart in each run of one segment
+    lse: bool = False  # whether the log-sum-exp of rows is read; else an engine may return None
     # None: see `scale_of` and `cap_of`
-    scale: float | None = None  # what q·k is multiplied by
+    scale: float | None = None  # factor on q·k
     logit_cap: float | None = None  # scores are cap·tanh(score / cap) before the mask
 
     @property
     def in_order(self) -> bool:
-        """Whether the distance of a query and a key of one segment is that of their indices."""
+        """Whether distances within a segment are differences of indices."""
         return self.contiguous or self.restarts
 
     def scale_of(self, terms: tuple) -> Any:
-        """What q·k and the scaled terms are multiplied by: the call's, a term's, or 1/sqrt(E)."""
+        """The factor on q·k and on scaled terms: the call's, a term's, or 1/sqrt(E)."""
         return scale(terms, self.dims.head_dim) if self.scale is None else self.scale
 
     def cap_of(self, terms: tuple) -> Any:
-        """What bounds the scores; None: nothing does."""
+        """The cap of the scores; None: there is none."""
         return logit_cap(terms) if self.logit_cap is None else self.logit_cap
 
     def mask(self, q: Tokens, k: Tokens) -> jax.Array:
@@ -50,7 +50,7 @@ class AttentionSpec:
 
 
 class Call(NamedTuple):
-    """What every engine takes; see `reference` for the shapes."""
+    """The arguments that every engine takes; see `reference` for the shapes."""
 
     spec: AttentionSpec
     terms: tuple

@@ -1,4 +1,4 @@
-"""The score of a pair (`scores`), and the values that weights average (`values`).
+"""The scores of pairs (`scores`), and the values averaged with weights (`values`).
 
 The dense engine calls these for all queries and keys, the tiled engine and rings for a tile,
 decoding for one query and a cache: each is a block. (Kernels have the same formulas in `tiles.py`.)
@@ -35,17 +35,17 @@ def average(weights: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def require_known(terms: tuple, known: tuple[str, ...], engine: str) -> None:
-    """Raises ValueError for a term that reads more than an engine has, or of an unknown kind."""
+    """Raises ValueError for a term that reads more than an engine has, or is of an unknown kind."""
     for term in terms:
         if term.reads not in ("outside", *known):
             raise ValueError(f"{engine} has no {type(term).__name__}")
 
 
 def prepare(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
-    """Both sides with what terms read of each token, made once per call."""
+    """Both sides with each term's states of tokens, computed once per call."""
     scale = spec.scale_of(terms)
-    each = [t.prepare(q, k, s, scale) for t, *s in zip(terms, q.states, k.states, strict=True)]
-    rows, columns = zip(*each, strict=True) if each else ((), ())
+    prepared = [t.prepare(q, k, s, scale) for t, *s in zip(terms, q.states, k.states, strict=True)]
+    rows, columns = zip(*prepared, strict=True) if prepared else ((), ())
     return q._replace(states=rows), k._replace(states=columns)
 
 
@@ -53,8 +53,8 @@ def visible(spec: AttentionSpec, terms: tuple, q: Tokens, k: Tokens) -> jax.Arra
     """Which pairs are visible: bool [B or 1, 1, T, S]."""
     pairs = spec.mask(q, k)
     for term in terms:
-        if (more := term.visible(q, k)) is not None:
-            pairs = pairs & more
+        if (term_pairs := term.visible(q, k)) is not None:
+            pairs = pairs & term_pairs
     return pairs
 
 
@@ -71,39 +71,40 @@ def scores(
     multiply: Callable = multiply,
     term_scores: Callable | None = None,
 ) -> tuple[jax.Array, tuple]:
-    """The scores of a block before the mask: float32 [B, H, T, S]; and what its rows carry on.
+    """The scores of a block before the mask, float32 [B, H, T, S]; and the sums its rows carry on.
 
     Args:
       spec: the sizes and options.
       terms: what the encoding adds.
       q: the queries, with the states that `prepare` gives.
       k: the keys.
-      pairs: which of them are visible, bool [B or 1, H or 1, T, S]; read by sums along rows, by
+      pairs: which pairs are visible, bool [B or 1, H or 1, T, S]; read by sums along rows, by
         terms of whole rows, and by the cap. None: all.
       lines: for each term a `Line` of the block, or None; None: none has one.
-      bias: what is added besides.
+      bias: a further bias.
       before: for each term that sums along rows, the sums to the right, [B, H, T, 1].
       multiply: q·k in one view.
-      term_scores: what a term without a line adds; None: `Term.scores`.
+      term_scores: the scores of a term without a line; None: `Term.scores`.
     """
     scale, content, carried = spec.scale_of(terms), None, []
-    states = tuple(zip(q.states, k.states, strict=True))
-    for term, own in zip(terms, states, strict=True):
-        if (instead := term.products(q, k, own)) is not None:
-            content = scale * instead
+    pairs_of_states = tuple(zip(q.states, k.states, strict=True))
+    for term, states in zip(terms, pairs_of_states, strict=True):
+        if (product := term.products(q, k, states)) is not None:
+            content = scale * product
     if content is None:
         content = _products(scale, kinds.views(terms), q, k, multiply)
     s, sums = content, iter(before)
-    for term, own, line in zip(terms, states, lines or (None,) * len(terms), strict=True):
+    lines = lines or (None,) * len(terms)
+    for term, states, line in zip(terms, pairs_of_states, lines, strict=True):
         if term.reads == "later keys":
-            added, after = term.row_bias(content, own, pairs, next(sums))
+            added, after = term.row_bias(content, states, pairs, next(sums))
             carried.append(after)
         elif line is not None:
-            added = term.along(line, q, k, own)
+            added = term.along(line, q, k, states)
         elif term_scores is not None:
-            added = term_scores(term, q, k, own)
+            added = term_scores(term, q, k, states)
         else:
-            added = term.scores(q, k, own)
+            added = term.scores(q, k, states)
         if added is None:
             continue
         if term.scaled:
@@ -130,7 +131,7 @@ def _products(scale: float, views: Any, q: Side, k: Side, multiply: Callable) ->
 
 
 def start_of_rows(terms: tuple, shape: tuple[int, ...]) -> tuple:
-    """What rows carry into their last block: zeros [B, H, T, 1] for each term that sums."""
+    """The sums that rows carry into their last block: zeros [B, H, T, 1] per term that sums."""
     sums = [term for term in terms if term.reads == "later keys"]
     return tuple(jnp.zeros((*shape, 1), jnp.float32) for _ in sums)
 

@@ -2,8 +2,8 @@
 
 In the order of `attention`'s options: arrays and sizes; what is added to the scores; where tokens
 are; what they may see; the softmax; how the call runs. Functions return their argument in the form
-that engines take. Errors name the argument, its value and what to pass: a TypeError for what is of
-another kind, a ValueError for what does not fit.
+that engines take. Errors name the argument, its value and what to pass: a TypeError for a wrong
+type or dtype, a ValueError for a value that does not fit.
 
 B batch (any number of axes), T queries, S keys, H query heads, K key heads, E head width, D model
 width, A axes of a position.
@@ -63,10 +63,10 @@ def no_others(others: dict[str, Any]) -> None:
 
 
 def arrays(q: Any, k: Any, v: Any, batch: str = "*B") -> None:
-    """q, k and v are float arrays of shapes that fit; `batch` is "*B", or "B" for one axis.
+    """Raises unless q, k and v are float arrays that fit; `batch` is "*B", or "B" for one axis.
 
-    The engines compute in float32: a float64 result would not be one. (Without `jax_enable_x64`
-    JAX makes float32 of what NumPy has in float64.)
+    Engines compute in float32, so float64 is refused. (Without `jax_enable_x64` JAX converts
+    NumPy's float64 to float32.)
     """
     for name, x in {"q": q, "k": k, "v": v}.items():
         require_array(name, x)
@@ -88,7 +88,7 @@ def arrays(q: Any, k: Any, v: Any, batch: str = "*B") -> None:
 
 
 def same_width(q: jax.Array, k: jax.Array, terms: tuple = ()) -> None:
-    """q and k have one width; after rotations by `terms`, q may have several views per key."""
+    """Raises unless widths are equal; rotated by `terms`, q may have several views per key."""
     views = kinds.views(terms)
     count = views.count if views is not None and views.shared_keys else 1
     if q.shape[-1] != count * k.shape[-1]:
@@ -98,11 +98,10 @@ def same_width(q: jax.Array, k: jax.Array, terms: tuple = ()) -> None:
 def dims(
     dims: Dims | None, q: jax.Array, k: jax.Array, x: Any = None, heads_axis: str | None = None
 ) -> Dims:
-    """The sizes as given, or those that q [*B, T, H, E] and k [*B, S, K, E] show.
+    """`dims` after a check, or the sizes of q [*B, T, H, E] and k [*B, S, K, E].
 
     The model's width is then that of the layer's input x [*B, T, D]; without one, H·E. Where
-    devices along `heads_axis` share the heads, q and k have some and `dims` says how many there
-    are.
+    devices along `heads_axis` share the heads, q and k have some of them, `dims` counts all.
     """
     heads, head_dim = q.shape[-2:]
     if heads_axis is not None:
@@ -126,7 +125,7 @@ def dims(
 
 
 def shape(name: str, x: Any, *allowed: tuple[int, ...]) -> None:
-    """x has one of the shapes."""
+    """Raises ValueError unless x has one of the shapes."""
     if x.shape not in allowed:
         fix = " or ".join(str(list(shape)) for shape in dict.fromkeys(allowed))
         raise ValueError(f"{name} has shape {list(x.shape)}; pass {fix}")
@@ -153,13 +152,13 @@ def encoding(encoding: Any) -> Encoding:
 
 
 def title(encoding: Encoding) -> str:
-    """The name of an encoding in messages: T5+RoPE of a sum."""
+    """The name of an encoding in messages, such as T5+RoPE for a sum."""
     parts = map(type, getattr(encoding, "parts", (encoding,)))
     return "+".join("NoPE" if part is Encoding else part.__name__ for part in parts)
 
 
 def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:
-    """A scheme that adds to the input has been called there, which the caller must say."""
+    """Raises unless the caller says that a scheme which adds to the input was called there."""
     require_bool("embedded", embedded)
     fix = (
         f"{title(encoding)} adds to the input of the first layer, which attention does not see;"
@@ -171,7 +170,7 @@ def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:
 def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
     """The parameters, of the shapes that `encoding.init` draws; None for a scheme without any.
 
-    What broadcasts (the table of one head) would be another model.
+    Shapes that broadcast (the table of one head) are refused: they are another model.
     """
     want, name = _drawn_shapes(encoding, dims), type(encoding).__name__
     if params is None:
@@ -185,17 +184,17 @@ def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
         if not jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.floating):
             dtype = getattr(leaf, "dtype", type(leaf).__name__)
             raise TypeError(f"params{jax.tree_util.keystr(path)} is of {dtype}; pass floats")
-    for side, wanted, given in zip(Params._fields, want, params, strict=True):
-        wanted, given = _shapes_by_path(wanted), _shapes_by_path(given)
-        if missing := sorted(wanted.keys() - given.keys()):
+    for side, expected, actual in zip(Params._fields, want, params, strict=True):
+        expected, actual = _shapes_by_path(expected), _shapes_by_path(actual)
+        if missing := sorted(expected.keys() - actual.keys()):
             raise ValueError(f"params.{side} has no {', '.join(missing)} for {name}; {DRAW}")
-        if more := sorted(given.keys() - wanted.keys()):
+        if more := sorted(actual.keys() - expected.keys()):
             raise ValueError(f"params.{side} has {', '.join(more)}, not of {name}; {DRAW}")
-        for path, wants in wanted.items():
-            if given[path] != wants:
+        for path, want_shape in expected.items():
+            if actual[path] != want_shape:
                 raise ValueError(
-                    f"params.{side}.{path} has shape {list(given[path])}; {title(encoding)} takes"
-                    f" {list(wants)} for {dims}; {DRAW}, or the dims= that it was drawn for"
+                    f"params.{side}.{path} has shape {list(actual[path])}; {title(encoding)} takes"
+                    f" {list(want_shape)} for {dims}; {DRAW}, or the dims= that it was drawn for"
                 )
     return params
 
@@ -211,11 +210,11 @@ def _shapes_by_path(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = None) -> Encoding:
-    """The scheme for the length at hand, where it depends on that and was not told it.
+    """The scheme set for this call's length, if it depends on a length and none was set.
 
-    `given` are positions by the name of the argument; None where there are none: then T, the number
-    of `queries`, is the length, unless it is symbolic (`jax.export`). With segments each document
-    has its own: the scheme stays as it is, and its terms read them (`by_length`).
+    `given` has explicit positions by argument name, or None. Without any the length is T, the
+    number of `queries`, unless that is symbolic (`jax.export`). With segments each document has a
+    length: the scheme stays unchanged, and its terms read the lengths (`by_length`).
     """
     valid = encoding.valid_length()
     if valid is None:
@@ -269,7 +268,7 @@ def terms(terms: Any, dims: Dims, axes: int = 1) -> tuple[Term, ...]:
 
 
 def value_width(terms: tuple, v: jax.Array, axes: int) -> None:
-    """v is as wide as the vectors that are added to it."""
+    """Raises ValueError unless v is as wide as the vectors that are added to it."""
     for term in select(terms, kinds.RelativeValues):
         need = jax.eval_shape(term.at, _distances(1, axes)).shape[-1]
         if need != v.shape[-1]:
@@ -283,7 +282,7 @@ def _distances(count: int, axes: int) -> jax.ShapeDtypeStruct:
 def layer_input(
     terms: tuple, name: str, x: Any, rows: tuple[int, ...], keys: int, dims: Dims
 ) -> None:
-    """Terms that read the layer's input are given `rows` (*B, T) of it, which are the keys too."""
+    """Raises unless terms that read the layer's input get `rows` (*B, T) of it, keys the same."""
     if not kinds.reads_input(terms):
         return
     if x is None:
@@ -320,7 +319,7 @@ def positions(claims: Claims, q, k, q_positions, k_positions, name: str) -> list
 def positions_of(claims: Claims, name: str, x: Any, rows: tuple[int, ...]) -> jax.Array:
     """Positions [T] or `rows` [*B, T], with a trailing axis A if the scheme has several.
 
-    They are constants to a gradient in every engine: a tile passes none to them.
+    They are constants: no engine passes a gradient to positions.
     """
     tail = (claims.axes,) if claims.axes > 1 else ()
     x = pos.as_positions(x, real=claims.real_positions, name=name)
@@ -345,9 +344,9 @@ def segments(q_segments, k_segments, q, k) -> list[Any]:
 
 
 def lengths(q_lengths, k_lengths, q_segments, k_segments, q, k) -> tuple[Any, Any]:
-    """Segments as given; or of lengths [*B], 0 for the first tokens of each row and -1 after them.
+    """The segments; or those of lengths [*B]: 0 for the first tokens of each row, -1 after them.
 
-    A side without a length is all real, as in `jax.nn.dot_product_attention`.
+    A side without lengths has no padding, as in `jax.nn.dot_product_attention`.
     """
     if q_lengths is None and k_lengths is None:
         return q_segments, k_segments
@@ -371,7 +370,7 @@ def lengths(q_lengths, k_lengths, q_segments, k_segments, q, k) -> tuple[Any, An
 
 
 def _both_sides(name: str, of_queries, of_keys, same_length: bool):
-    """What queries and keys have, the same unless told if there are as many; None for neither."""
+    """The arrays of both sides, one for both if lengths are equal; None if neither is given."""
     if of_queries is None and of_keys is None:
         return None
     if of_keys is None and same_length:
@@ -382,9 +381,9 @@ def _both_sides(name: str, of_queries, of_keys, same_length: bool):
 
 
 def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[jax.Array]:
-    """Indices of queries and keys among the tokens, each [T] or [*B, T], given or by `layout`.
+    """Indices of queries and keys among the tokens, each [T] or [*B, T]; the default is `layout`'s.
 
-    `ordered`: the mask asks for them.
+    `ordered`: whether the mask depends on them.
     """
     queries, keys, checked = q.shape[-3], k.shape[-3], []
     sides = ("q_index", q_index, q), ("k_index", k_index, k)
@@ -410,10 +409,10 @@ def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[j
 
 
 def causal(encoding: Encoding, causal: bool | None, mask: Any = None) -> bool:
-    """Whether later tokens are hidden: True unless told, for a scheme of one axis.
+    """Whether later tokens are hidden; by default True, for a scheme of one axis.
 
-    A mask (True: another's) may hide what a one-sided scheme cannot tell apart, and a `Mask` that
-    looks ahead tells.
+    A `Mask` that looks ahead makes False the default. Any mask (True: the implementation's) may
+    hide the tokens that a one-sided scheme cannot tell apart.
     """
     name, claims, masked = title(encoding), encoding.claims, mask is not None
     if causal is None and isinstance(mask, kinds.Mask) and mask.looks_ahead:
@@ -430,7 +429,7 @@ def causal(encoding: Encoding, causal: bool | None, mask: Any = None) -> bool:
 
 
 def alike(encoding: Encoding) -> str:
-    """What is wrong, and the fix, where a one-sided scheme sees later tokens."""
+    """The message, with the fix, for a one-sided scheme that sees later tokens."""
     fix = "pass causal=True"
     if any(hasattr(part, "bidirectional") for part in getattr(encoding, "parts", (encoding,))):
         fix = f"make it with bidirectional=True, or {fix}"
@@ -439,7 +438,7 @@ def alike(encoding: Encoding) -> str:
 
 @python_ints
 def window(encoding: Encoding, window: int | None, sinks: int) -> tuple[Encoding, int | None, int]:
-    """The encoding without its window; the window and the sinks, of the call or of the encoding."""
+    """The encoding without its window; the window and the sinks of the call or of the encoding."""
     if isinstance(encoding, Windowed):
         fix = f"the encoding has its own, {encoding.window or 0}; leave one of them out"
         require(window is None and not sinks, "window", window, fix)
@@ -481,13 +480,13 @@ def pair_array(name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
 
 
 def scale_and_cap(terms: tuple, scale: Any, logit_cap: Any) -> tuple[tuple, Any, Any]:
-    """The scale and the cap as floats or None; traced ones as a term, in the tuple that leads.
+    """A tuple with a term of the traced numbers, if any; the scale and the cap as floats or None.
 
-    A traced one that is not positive is NaN.
+    A traced number that is not positive becomes NaN.
     """
-    given = {"scale": scale, "logit_cap": logit_cap}
-    traced, known = {}, {}
-    for name, value in given.items():
+    options = {"scale": scale, "logit_cap": logit_cap}
+    traced, static = {}, {}
+    for name, value in options.items():
         if hasattr(value, "ndim") and value.ndim == 0 and value.dtype != bool:
             if pos.concrete(value) is None:
                 value = jnp.asarray(value, jnp.float32)[None]
@@ -496,14 +495,14 @@ def scale_and_cap(terms: tuple, scale: Any, logit_cap: Any) -> tuple[tuple, Any,
             value = value.item()
         if value is not None:
             kinds.require_positive(name, value)
-            known[name] = float(value)
-    kinds.check(terms, **given)
+            static[name] = float(value)
+    kinds.check(terms, **options)
     term = (kinds.TracedScalars(**traced),) if traced else ()
-    return term, known.get("scale"), known.get("logit_cap")
+    return term, static.get("scale"), static.get("logit_cap")
 
 
 def dropout_rate(rate: Any) -> None:
-    """A fraction of weights that can be dropped."""
+    """Raises ValueError unless `rate` is a fraction of weights that can be dropped."""
     fix = "pass a fraction of at least 0 and below 1"
     require(is_real(rate) and 0 <= rate < 1, "dropout_rate", rate, fix)
 
@@ -523,45 +522,45 @@ def dropout(q: jax.Array, rate: Any, key: Any) -> Dropout | None:
 
 
 def layout(layout: Any) -> None:
-    """One of the layouts."""
+    """Raises TypeError unless it is one of the layouts."""
     if not isinstance(layout, Contiguous):
         fix = "pass one of pe_jax.engines.sharded.layout, as RowSharded(mesh, axes)"
         raise TypeError(f"layout={shown(layout, 80)}: {fix}")
 
 
 def implementation(implementation: Any, layout: Contiguous, q, k, mask: Any, bias: Any) -> Any:
-    """The implementation; where a mask or a bias is an array, the dense engine with these."""
-    given = {"mask": None if isinstance(mask, kinds.Mask) else mask, "bias": bias}
-    given = {name: x for name, x in given.items() if x is not None}
-    if not given:
+    """The implementation; the dense engine with the mask and the bias, if one is an array."""
+    arrays = {"mask": None if isinstance(mask, kinds.Mask) else mask, "bias": bias}
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+    if not arrays:
         return implementation
-    fix = f"{min(given)}= as an array needs all scores at once: leave it out, or pass 'dense'"
-    fix += " (or a pe_jax.Mask)" if "mask" in given else ""
+    fix = f"{min(arrays)}= as an array needs all scores at once: leave it out, or pass 'dense'"
+    fix += " (or a pe_jax.Mask)" if "mask" in arrays else ""
     require(implementation in (None, "dense"), "implementation", implementation, fix)
     require(type(layout) is Contiguous, "layout", type(layout).__name__, fix)
     for name, kind, other, fix in (
         ("mask", jnp.bool_, "booleans (an additive mask is a bias)", "booleans, or a pe_jax.Mask"),
         ("bias", jnp.floating, "floats (booleans are a mask)", "floats"),
     ):
-        if name not in given:
+        if name not in arrays:
             continue
-        x = given[name]
+        x = arrays[name]
         try:
             dtype = x.dtype if hasattr(x, "ndim") else np.asarray(x).dtype
         except ValueError:  # lists of several lengths
             dtype = np.dtype(object)
-        if not any(jnp.issubdtype(dtype, known) for known in (jnp.bool_, jnp.number)):
+        if not any(jnp.issubdtype(dtype, numeric) for numeric in (jnp.bool_, jnp.number)):
             raise TypeError(f"{name}={shown(x, 80)}: pass an array of {fix}")
         if not jnp.issubdtype(dtype, kind):
             raise TypeError(f"{name} has dtype {dtype}; pass {other}")
-        given[name] = pair_array(name, x, (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3]))
+        arrays[name] = pair_array(name, x, (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3]))
     if bias is not None:
-        given["bias"] = given["bias"].astype(jnp.float32)
-    return functools.partial(reference.attend, **given)
+        arrays["bias"] = arrays["bias"].astype(jnp.float32)
+    return functools.partial(reference.attend, **arrays)
 
 
 def some_heads(terms: tuple, dropout: Dropout | None, heads_axis: str) -> tuple[Term, ...]:
-    """Terms for the heads of this device, where those along a mesh axis share them."""
-    for whole in (*select(terms, kinds.RowRescore), *([] if dropout is None else [dropout])):
-        raise ValueError(f"heads_axis={heads_axis!r}: {type(whole).__name__} needs all heads")
+    """The terms for this device's heads, where devices along a mesh axis share the heads."""
+    for unsupported in (*select(terms, kinds.RowRescore), *([] if dropout is None else [dropout])):
+        raise ValueError(f"heads_axis={heads_axis!r}: {type(unsupported).__name__} needs all heads")
     return tuple(term.for_heads(HeadsOfDevice(heads_axis)) for term in terms)

@@ -1,7 +1,7 @@
 """Which engine runs a call: decided here and nowhere else.
 
-It follows from what was asked, how tokens lie on devices, the mesh in force, the kinds of terms and
-the length.
+The choice depends on the requested implementation, the layout of tokens on devices, the mesh in
+force, the kinds of terms and the length.
 """
 
 import functools
@@ -27,7 +27,7 @@ from pe_jax.validation import nearest
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "cudnn", "tpu", "splash")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}  # platform → our kernels …
-STOCK = {"gpu": "cudnn", "tpu": "splash"}  # … and those that others have proven
+STOCK = {"gpu": "cudnn", "tpu": "splash"}  # … and the stock kernels of cuDNN and JAX
 # Calls up to these sizes are dense. On CPU, by training steps of 16 rows and 4 heads
 # of 16 (tiled ÷ dense): 64 tokens, 2¹⁸ scores, RoPE 1.07, T5 0.95, FoX 1.10, DeBERTa 1.32;
 # 128 tokens 0.78, 0.66, 0.93, 0.91; 256 tokens 0.70, 0.46, 0.71, 0.86.
@@ -47,11 +47,11 @@ def engine(
 ) -> Callable:
     """The engine that runs the call, a function of its fields. What is chosen is logged once.
 
-    `implementation` is what was asked for, or None, and `name` is the encoding's, for messages. An
-    engine is given `dropout` only where weights are dropped.
+    `implementation` is the requested one, or None; `name` is the encoding's, for messages. An
+    engine gets `dropout` only where weights are dropped.
 
     Raises:
-      ValueError: what was asked for is unknown, needs another device, or cannot run this call.
+      ValueError: the implementation is unknown, needs another device, or cannot run this call.
     """
     if isinstance(layout, BlockPermuted):
         return _ring(implementation, layout, call, name, dropout)
@@ -68,7 +68,7 @@ def engine(
 def _ring(
     implementation: Any, layout: BlockPermuted, call: Call, name: str, dropout: Dropout | None
 ) -> Callable:
-    """The ring, with the tiles or the kernels that were asked for, or that suit the call."""
+    """The ring, with the requested tiles or kernels, or with those that suit the call."""
     if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
     if dropout is not None or any(term.hides for term in call.terms):
@@ -88,7 +88,7 @@ def _ring(
 
 
 def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
-    """What computes the hops of a ring: the TPU's kernels or tiles."""
+    """The `begin` of a ring's hops (see `ring.attend`): of the TPU's kernels, or of tiles."""
     begin = functools.partial(TileHops.begin, CHOSEN)
     if implementation == "tiled" or (implementation is None and jax.default_backend() != "tpu"):
         return begin
@@ -106,7 +106,7 @@ def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> 
 
 
 def _of_whole_rows(implementation: Any, call: Call, name: str, dropout: Dropout | None) -> Callable:
-    """The engine that was asked for, or that suits the call."""
+    """The requested engine, or the one that suits the call."""
     if callable(implementation) and not isinstance(implementation, type):
         run = implementation
     elif implementation is not None:
@@ -120,7 +120,7 @@ def _of_whole_rows(implementation: Any, call: Call, name: str, dropout: Dropout 
 
 
 def _choose(call: Call, dropout: Dropout | None) -> tuple[str, int, str]:
-    """The engine that suits the call, and what the log says of it, at which level."""
+    """The engine that suits the call, and the level and the text of its log message."""
     if _is_small(call):
         return "dense", logging.INFO, "dense, for one query, a short sequence or a symbolic shape"
     if _is_dense(call.terms):
@@ -129,25 +129,27 @@ def _choose(call: Call, dropout: Dropout | None) -> tuple[str, int, str]:
     if kernel is None:
         return "tiled", logging.INFO, "tiled"
     several = devices(call.q.x, call.k.x, call.v) > 1
-    wrong = None
+    disagreement = None
     if stock is not None and not several and dropout is None:
         kernels = _module(stock)
         if kernels.refusal(*call) is None and kernels.is_faster(*call):
-            wrong = self_check.disagreement(kernels, *call)
-            if wrong is None:
+            disagreement = self_check.disagreement(kernels, *call)
+            if disagreement is None:
                 return stock, logging.INFO, f"the {stock} kernel"
     if several:  # under jit XLA would gather a kernel's operands
         reason = "several devices, among which XLA cannot divide a kernel"
     else:
         reason = _refusal(kernel, call, dropout)
-    level, instead = (logging.WARNING, f", not {stock}: {wrong}") if wrong else (logging.INFO, "")
+    level, note = logging.INFO, ""
+    if disagreement:
+        level, note = logging.WARNING, f", not {stock}: {disagreement}"
     if reason is not None:
-        return "tiled", logging.WARNING, f"tiles of XLA, not the {kernel} kernel: {reason}{instead}"
-    return kernel, level, f"the {kernel} kernel{instead}"
+        return "tiled", logging.WARNING, f"tiles of XLA, not the {kernel} kernel: {reason}{note}"
+    return kernel, level, f"the {kernel} kernel{note}"
 
 
 def _is_dense(terms: tuple) -> bool:
-    """Whether a term reads whole rows of scores, which the dense engine alone has."""
+    """Whether a term reads whole rows of scores, which only the dense engine has."""
     return any(term.reads == "rows" for term in terms)
 
 
@@ -155,7 +157,7 @@ def _is_small(call: Call) -> bool:
     """Whether all scores at once are few enough that tiles gain nothing."""
     (batch, heads, queries, width), keys = call.q.x.shape, call.k.x.shape[2]
     if any(map(jax.export.is_symbolic_dim, (batch, queries, keys))):
-        return True  # tiles need numbers: what is exported for any size is dense
+        return True  # tiles need known sizes: programs exported for any size are dense
     vectors = [term for term in call.terms if term.distances == "vectors"]
     added = any(term.reads != "outside" and not term.hides for term in call.terms)
     tokens, scores = FEW
@@ -171,28 +173,28 @@ def _is_small(call: Call) -> bool:
 
 def _check(implementation: Any, call: Call, name: str, dropout: Dropout | None) -> None:
     """Raises ValueError where the engine of this name is unknown or cannot run the call."""
-    asked = f"implementation={implementation!r}"
+    argument = f"implementation={implementation!r}"
     if implementation not in IMPLEMENTATIONS:
         near = nearest(str(implementation), IMPLEMENTATIONS)
-        raise ValueError(f"{asked} is unknown; did you mean {near!r}?")
+        raise ValueError(f"{argument} is unknown; did you mean {near!r}?")
     if _is_dense(call.terms) and implementation != "dense":
         fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
-        raise ValueError(f"{asked}: {fix}")
+        raise ValueError(f"{argument}: {fix}")
     if implementation in (*KERNELS.values(), *STOCK.values()):
         reason = _refusal(implementation, call, dropout)
         if reason is not None:
-            raise ValueError(f"{asked}: {reason}; pass 'tiled' or None")
+            raise ValueError(f"{argument}: {reason}; pass 'tiled' or None")
 
 
 def _refusal(kernel: str, call: Call, dropout: Dropout | None, refusal: Any = None) -> str | None:
-    """Why a kernel must not run a call here; None if it may: it was tried on one like it.
+    """Why a kernel must not run a call here; None if it may, after a trial on a similar call.
 
-    `refusal` says what it cannot run, a function of the call; None: that of its module.
+    `refusal` is a function of the call that says why the kernel cannot run it; None: its module's.
     """
     platform = jax.default_backend()
     if kernel not in (KERNELS.get(platform), STOCK.get(platform)):
-        named = (*KERNELS.items(), *STOCK.items())
-        needs = next(name for name, own in named if own == kernel)
+        platforms = (*KERNELS.items(), *STOCK.items())
+        needs = next(name for name, of_platform in platforms if of_platform == kernel)
         return f"it needs a {needs.upper()}, this is a {platform.upper()}"
     if dropout is not None:
         return "Dropout"
@@ -202,7 +204,7 @@ def _refusal(kernel: str, call: Call, dropout: Dropout | None, refusal: Any = No
 
 
 def _module(name: str) -> Any:
-    """That of an engine; kernels are imported when they are used."""
+    """The module of an engine; those of kernels are imported on first use."""
     if name == "fused":
         from pe_jax.engines.kernels.gpu import engine
     elif name == "cudnn":

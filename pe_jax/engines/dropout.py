@@ -1,4 +1,4 @@
-"""Dropout of attention weights that every engine draws alike, tile by tile.
+"""Dropout of attention weights: the same draws in every engine, tile by tile.
 
 B batch, T queries, S keys, H query heads.
 """
@@ -14,7 +14,7 @@ from pe_jax.encodings.terms import Tokens
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-    """Drops weights and divides those that are kept by 1 - rate.
+    """Drops weights and divides the others by 1 - rate.
 
     A pair is dropped by a hash of its row's seed and of the two tokens' indices: every engine drops
     the same pairs, and the backward pass draws them again.
@@ -28,7 +28,7 @@ class Dropout:
     rate: float = dataclasses.field(metadata={"static": True}, kw_only=True)
 
     def factors(self, q: Tokens, k: Tokens) -> jax.Array:
-        """What the weights are multiplied by: 0 or 1 / (1 - rate), float32 [B, H, T, S]."""
+        """The factors on the weights: 0 or 1 / (1 - rate), float32 [B, H, T, S]."""
         golden, mixed = jnp.uint32(0x9E3779B9), jnp.uint32(0x85EBCA6B)
         rows, columns = (tokens.index.astype(jnp.uint32) for tokens in (q, k))
         bits = self.seeds[..., None] ^ (rows * golden)[:, None]

@@ -1,4 +1,4 @@
-"""Custom gradients are first order, in reverse mode: others are an error that says the fix."""
+"""Custom gradients are of first order, in reverse mode; others raise an error with the fix."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ OTHERS = (
 
 @jax.custom_jvp
 def first_order(tree: Any) -> Any:
-    """The arrays as they are; TypeError where they are differentiated."""
+    """The arrays unchanged; differentiating them raises TypeError."""
     return tree
 
 

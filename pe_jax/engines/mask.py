@@ -1,6 +1,6 @@
-"""What a token may see: from token indices and segment ids, never from positions.
+"""Which tokens a token may see: from token indices and segment ids, never from positions.
 
-Padding is tokens of a negative segment id: they see nothing, and nothing sees them.
+Padding tokens have a negative segment id: they see nothing, and nothing sees them.
 
 Positions may repeat or run backwards (M-RoPE, grouped and shuffled positions); a mask made from
 them would leak. B batch, T queries, S keys.

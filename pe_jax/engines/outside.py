@@ -1,7 +1,7 @@
-"""What is done outside engines: states and rotations before, sinks and rotations after.
+"""Steps outside engines: states and rotations before attention, sinks and rotations after it.
 
-What is not seen reaches nothing, not even NaN: as a weight of 0 times NaN is NaN, tokens that are
-not finite are zeros for every engine, and queries that see one are NaN afterwards.
+A hidden token affects no result, even if it is NaN. As a weight of 0 times NaN is NaN, engines get
+zeros for tokens that are not finite, and queries that see such a token are set to NaN afterwards.
 
 B batch (any number of axes), T queries, S keys, H query heads, K key heads, E head width, F value
 width, C width of a state.
@@ -22,18 +22,18 @@ from pe_jax.engines import block
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import varying_like
 
-RARE = "only_if_broken"  # names, in a program, what runs only if a token is not finite
-FINITE = "pe_jax_finite"  # one boolean per call, which `jax.checkpoint` may keep: else read again
-CHUNK = 256  # queries whose mask is looked at together
+RARE = "only_if_broken"  # scope of the operations that run only if a token is not finite
+FINITE = "pe_jax_finite"  # one boolean per call, which `jax.checkpoint` may save: else recomputed
+CHUNK = 256  # queries whose mask is evaluated together
 
 
 def states(
     terms: tuple, layout: Contiguous, x: Any, positions: Any, tokens: Any, heads: int
 ) -> list[tuple[Any, ...]]:
-    """For each term its states of queries and of keys [*B, T, H, C]; None where it reads none.
+    """The states of queries and those of keys, [*B, T, H, C] or None for each term.
 
-    `tokens` are the shapes (*B, T) and (*B, S), `heads` those of queries. What both sides read from
-    the layer's input `x` is computed once.
+    `tokens` are the shapes (*B, T) and (*B, S), `heads` those of queries. A state of the layer's
+    input `x` is computed once for both sides.
 
     Raises:
       ValueError: a state of another shape than its term declares.
@@ -104,10 +104,10 @@ def rescale(terms: tuple, states: tuple, out: jax.Array, lse: Any) -> tuple[jax.
 
 
 def nan_beyond(length: int | None, sides: tuple[Tokens, ...], results: tuple) -> tuple:
-    """Results [B, H, T, …], NaN in rows that have traced positions from `length` on.
+    """Results [B, H, T, …], NaN in batch rows that have a traced position of `length` or more.
 
-    The whole row is of another scaling then. What is known has been refused, and padding is not
-    counted. Results that are None stay so.
+    Such a row needs another scaling throughout. Known positions were refused before; padding does
+    not count. Results that are None stay so.
     """
     if length is None or all(pos.concrete(side.positions) is not None for side in sides):
         return results
@@ -126,7 +126,7 @@ def heads_first(x: jax.Array) -> jax.Array:
 
 
 class Broken(NamedTuple):
-    """Tokens that have numbers that are not finite."""
+    """Which tokens have numbers that are not finite."""
 
     any: jax.Array  # whether there are any, padding too: bool []
     q: jax.Array  # queries, bool [B, T]
@@ -141,14 +141,14 @@ def finite(x: jax.Array) -> jax.Array:
 
 @finite.defjvp
 def _(primals, tangents):
-    # What is zeroed has no gradient anyway: who sees it is NaN, which `put_back` writes. A `where`
-    # would keep a mask of all elements for the backward pass.
+    # Zeroed elements need no gradient: `put_back` writes NaN for the queries that see them. A
+    # `where` would keep a mask of all elements for the backward pass.
     return finite(*primals), *tangents
 
 
 @jax.custom_jvp
 def nan_where(wrong: jax.Array, x: jax.Array) -> jax.Array:
-    """x with NaN where it is wrong; gradients pass as they are."""
+    """x with NaN where `wrong`; gradients pass unchanged."""
     return jnp.where(wrong, jnp.nan, x)
 
 
@@ -163,43 +163,42 @@ def set_aside(
 ) -> tuple[tuple[jax.Array, jax.Array, jax.Array, Any], Broken]:
     """The arrays with zeros where they are not finite, and which tokens these are.
 
-    Nothing but passes over elements is added to a program: tokens are looked at only if there is
-    one.
+    A program gains only elementwise passes: tokens are searched only if an element is not finite.
 
     Args:
-      ids: segments of queries and of keys, [B or 1, T] each or None; of padding they are negative.
+      ids: segments of queries and of keys, [B or 1, T] each or None; negative for padding.
       q: [*B, T, H, E].
       k: [*B, S, K, E].
       v: [*B, S, K, F].
-      x: the layer's input [*B, T, D] where terms read it, of queries and keys alike; or None.
+      x: the layer's input [*B, T, D] where terms read it, shared by queries and keys; or None.
     """
     # Heads lead in what engines read: in this order XLA checks what a product has just written.
     q, k, v = (jnp.swapaxes(y, -3, -2) for y in (q, k, v))
-    given = (q, k, v) if x is None else (q, k, v, x)
-    fine = functools.reduce(jnp.logical_and, (jnp.isfinite(y).all() for y in given))
-    fine = checkpoint_name(fine, FINITE)
+    arrays = (q, k, v) if x is None else (q, k, v, x)
+    all_finite = functools.reduce(jnp.logical_and, (jnp.isfinite(y).all() for y in arrays))
+    all_finite = checkpoint_name(all_finite, FINITE)
 
     def broken(y, axes=(-3, -1)):
         marks = ~jnp.isfinite(y).all(axes)
         return marks.reshape(-1, marks.shape[-1])
 
     def tokens():
-        own, keys = broken(q), broken(k) | broken(v)
+        queries, keys = broken(q), broken(k) | broken(v)
         if x is not None:
-            own, keys = (marks | broken(x, -1) for marks in (own, keys))
-        real = (True if y is None else y >= 0 for y in ids)
-        marks = tuple(y & seen for y, seen in zip((own, keys), real, strict=True))
-        return varying_like(marks, (given, ids))
+            queries, keys = (marks | broken(x, -1) for marks in (queries, keys))
+        is_token = (True if y is None else y >= 0 for y in ids)
+        marks = tuple(a & b for a, b in zip((queries, keys), is_token, strict=True))
+        return varying_like(marks, (arrays, ids))
 
     shapes = jax.eval_shape(tokens)
 
     def none():
-        return varying_like(tuple(jnp.zeros(y.shape, bool) for y in shapes), (given, ids))
+        return varying_like(tuple(jnp.zeros(y.shape, bool) for y in shapes), (arrays, ids))
 
     with jax.named_scope(RARE):
-        own, keys = jax.lax.cond(fine, none, tokens)
+        queries, keys = jax.lax.cond(all_finite, none, tokens)
     q, k, v = (jnp.swapaxes(finite(y), -3, -2) for y in (q, k, v))
-    return (q, k, v, None if x is None else finite(x)), Broken(~fine, own, keys)
+    return (q, k, v, None if x is None else finite(x)), Broken(~all_finite, queries, keys)
 
 
 def hide_padding(ids: Any, x: Any, axes: int = 1) -> Any:
@@ -214,23 +213,23 @@ def hide_padding(ids: Any, x: Any, axes: int = 1) -> Any:
 def _put_back(
     spec: Any, chunk: int, terms: tuple, q: Any, k: Any, mask: Any, broken: Broken, results: tuple
 ) -> tuple:
-    """Results [B, H, T, …], or None, with NaN for queries that are broken or see a key that is.
+    """Results [B, H, T, …], or None, with NaN for queries that are broken or see a broken key.
 
     Args:
       spec: the `AttentionSpec` of the call.
-      chunk: how many queries are looked at together, in O(S) memory; only if a key is broken.
-      terms: those of the call that hide pairs.
+      chunk: how many queries are checked together, in O(S) memory; only if a token is broken.
+      terms: the terms that hide pairs.
       q: the tokens of the queries.
-      k: those of the keys.
+      k: the tokens of the keys.
       mask: hides more pairs, bool [B, H or 1, T or 1, S or 1]; or None.
-      broken: which tokens are.
-      results: an engine's.
+      broken: which tokens are broken.
+      results: what an engine returned.
     """
     count: Any = broken.q.shape[1]
     symbolic = bool(jax.export.is_symbolic_dim(count))
     size = count if symbolic else min(count, chunk)
 
-    def see(start: Any) -> jax.Array:
+    def chunk_sees(start: Any) -> jax.Array:
         def cut(x: jax.Array, axis: int) -> jax.Array:
             shared = x.shape[axis] != count
             return x if shared else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
@@ -240,23 +239,23 @@ def _put_back(
         pairs = pairs if mask is None else pairs & cut(mask, 2)
         return (pairs & broken.k[:, None, None, :]).any((1, 3))
 
-    def seen() -> jax.Array:
+    def all_see() -> jax.Array:
         if size == count:
-            return see(0)
-        first = np.minimum(np.arange(0, count, size), count - size).astype(np.int32)
-        parts = jax.lax.map(see, jnp.asarray(first))  # the last may begin within the one before
-        whole = jnp.moveaxis(parts[:-1], 0, 1).reshape(parts.shape[1], -1)
-        rest = count - whole.shape[1]
-        return jnp.concatenate([whole, parts[-1][:, size - rest :]], axis=1)
+            return chunk_sees(0)
+        starts = np.minimum(np.arange(0, count, size), count - size).astype(np.int32)
+        chunks = jax.lax.map(chunk_sees, jnp.asarray(starts))  # the last two may overlap
+        whole = jnp.moveaxis(chunks[:-1], 0, 1).reshape(chunks.shape[1], -1)
+        last = count - whole.shape[1]
+        return jnp.concatenate([whole, chunks[-1][:, size - last :]], axis=1)
 
     with jax.named_scope(RARE):
-        wrong = jax.lax.cond(broken.any, seen, lambda: jnp.zeros_like(broken.q))
+        wrong = jax.lax.cond(broken.any, all_see, lambda: jnp.zeros_like(broken.q))
     wrong = (broken.q | wrong)[:, None, :, None]
     return jax.tree.map(functools.partial(nan_where, wrong), results)
 
 
 def put_back(broken: Broken, call: Any, implementation: Any, results: tuple) -> tuple:
-    """The results of a `dispatch.Call`, NaN where a query is broken or sees a key that is."""
+    """The results of a `dispatch.Call`, NaN where a query is broken or sees a broken key."""
     terms = tuple(term for term in call.terms if term.hides)
     pairs = getattr(implementation, "keywords", {}).get("mask")  # an array, for `reference`
     tokens = call.q.tokens, call.k.tokens

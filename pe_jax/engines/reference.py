@@ -28,8 +28,8 @@ def scores(
       terms: what the encoding adds.
       q: the queries.
       k: the keys.
-      pairs: bool [B or 1, H or 1, T, S], which are visible; read by terms of whole rows.
-      bias: what is added besides, or None.
+      pairs: which pairs are visible, bool [B or 1, H or 1, T, S]; read by terms of whole rows.
+      bias: a further bias, or None.
     """
     block.require_known(terms, ("pairs", "later keys", "rows"), "the dense engine")
     q, k = block.prepare(spec, terms, q, k)
@@ -49,17 +49,16 @@ def attend(
     dropout: Any = None,
     change: Callable[[jax.Array], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention with everything written out: output and log-sum-exp, see the head of this file.
+    """Output and log-sum-exp with all scores in memory; shapes as at the head of this file.
 
-    Only this engine takes what has no form but that of a matrix, of a shape that broadcasts to
-    [B, H, T, S]: `mask` (bool) hides more than `spec` does, `bias` is added to the scores and hides
-    where it is -inf. `change` maps the weights [B, H, T, S] before they average the values: dropout
-    of another library.
+    Only this engine takes matrices, which broadcast to [B, H, T, S]: `mask` (bool) hides more than
+    `spec` does, `bias` is added to the scores and hides where it is -inf. `change` maps the weights
+    [B, H, T, S] before they average the values: dropout of another library.
     """
     pairs = block.visible(spec, terms, q.tokens, k.tokens)
     pairs = pairs if mask is None else pairs & mask
     least = jnp.finfo(jnp.float32).min  # finite, for `jax_debug_infs`
-    if bias is not None:  # a cap would make a number of -inf
+    if bias is not None:  # a cap would make -inf finite
         bias = bias.astype(jnp.float32)
         hidden = bias < least
         pairs, bias = pairs & ~hidden, jnp.where(hidden, 0, bias)

@@ -1,9 +1,10 @@
-"""Attention of new tokens to all before them: a cache is made, and extended.
+"""Attention of new tokens to all before them, with a cache: `empty` makes it, `extend` extends it.
 
-Keys are rotated when they are written, never when they are read. What else is kept follows from
-what the scheme declares (see `empty`); of a layer with a window, the last tokens alone. Tokens come
-at contiguous positions (`positions=None`: the i-th token stands at position i) or at any others; a
-single contiguous one is computed by `one_token`. `storage` has what is kept, and its edits.
+Keys are rotated when they are written, never when they are read. What else the cache keeps follows
+from what the scheme declares (see `empty`); a layer with a window keeps only its last tokens.
+Tokens come at contiguous positions (`positions=None`: the i-th token is at position i) or at any
+others; a single contiguous one is computed by `one_token`. `storage` has the arrays and their
+edits.
 
 B batch, S capacity, K key heads, H query heads, E width of keys, F width of values.
 """
@@ -83,7 +84,7 @@ def empty(
     Raises:
       ValueError: `capacity` is not a positive integer, or more than the encoding is set for; sizes
         or parameters that do not fit.
-      TypeError: no encoding, no `Dims`.
+      TypeError: `encoding` is no encoding, or `dims` no `Dims`.
     """
     encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
     require_dims(dims)
@@ -93,8 +94,8 @@ def empty(
     fix = f"{checks.title(encoding)} is set for {valid} tokens; pass encoding.at_length({capacity})"
     require(not valid or capacity <= valid, "capacity", capacity, fix)
     require(is_int(batch, 0), "batch", batch, "pass an integer of at least 0")
-    named = getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype)  # or a string
-    floating = named in [jnp.dtype(known).name for known in checks.DTYPES]
+    dtype_name = getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype)  # or a string
+    floating = dtype_name in [jnp.dtype(allowed).name for allowed in checks.DTYPES]
     require(floating, "dtype", dtype, "pass jnp.float32, jnp.bfloat16 or jnp.float16")
     if encoding.valid_length() == 0:  # the layout is that of any length
         encoding = encoding.at_length(capacity)
@@ -110,11 +111,12 @@ def empty(
     if params is not None:  # positions of several axes are never contiguous: they have no tables
         params = checks.params(encoding, params, dims)
 
-        def held(params):
+        def make_tables(params):
             return one_token.tables(encoding.terms(params, dims), capacity)
 
-        several = claims.axes > 1
-        tables = (None,) * len(terms) if several else axes.call(held, PartitionSpec(), params)
+        tables = (None,) * len(terms)
+        if claims.axes == 1:
+            tables = axes.call(make_tables, PartitionSpec(), params)
 
     def zeros(heads: int, width: int, dtype=dtype, rows: int = capacity) -> jax.Array:
         return jnp.zeros((batch, heads, rows, width), dtype)
@@ -140,7 +142,7 @@ def empty(
 
 
 def _key_width(terms: tuple, shape: tuple[int, ...], dims: Dims) -> int:
-    """How wide keys are once they are rotated."""
+    """The width of rotated keys."""
 
     def rotate(terms, x, k, positions):
         states = tuple(t.state and t.state(x, positions) for t in terms)
@@ -176,9 +178,9 @@ def extend(
 ) -> tuple[jax.Array, Cache]:
     """Appends T tokens and attends to the whole past: a prompt, a part of one, or one token.
 
-    q [B, T, H, E], k [B, T, K, E] and v [B, T, K, F] are not rotated. `positions` [B or 1, T] say
-    where the new tokens stand; None: on from the cache's length, the tokens before standing at
-    0 … length - 1 (what is known to differ is refused). `terms` are of the kind `Sink`; others
+    q [B, T, H, E], k [B, T, K, E] and v [B, T, K, F] are not rotated. `positions` [B or 1, T] are
+    those of the new tokens; None: from the cache's length on, where the tokens before are at
+    0 … length - 1 (positions known to differ are refused). `terms` are of the kind `Sink`; others
     belong to an encoding.
 
     `segments` [B, T] are ids as in `attention`: a token sees its own segment, a negative id is
@@ -196,18 +198,18 @@ def extend(
       Output [B, T, H, F], and the longer cache.
 
     Raises:
-      ValueError: tokens that do not fit the cache or each other; what `attention` refuses of
-        positions, parameters, x, a scheme that adds to the input, or one that needs a length. Under
-        a trace a token beyond the length that was set gives NaN.
+      ValueError: tokens that do not fit the cache or each other; positions, parameters, x, a scheme
+        that adds to the input or one that needs a length, as `attention` refuses them. Under a
+        trace a token beyond the length that was set gives NaN.
     """
     encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
     require_dims(dims)
     checks.arrays(q, k, v, batch="B")
     _check_layout(cache, encoding, dims)
     if cache.ring is not None:
-        own = cache.ring.window, cache.ring.sinks
-        fix = f"the cache keeps what {own[0]} and {own[1]} need; pass what it was made with"
-        require((window, sinks) == own, "window, sinks", (window, sinks), fix)
+        sizes = cache.ring.window, cache.ring.sinks
+        fix = f"the cache keeps what {sizes[0]} and {sizes[1]} need; pass what it was made with"
+        require((window, sinks) == sizes, "window, sinks", (window, sinks), fix)
     checks.dims(dims, q, k)
     if q.shape[1] != k.shape[1]:
         raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass the same number of tokens")
@@ -219,7 +221,7 @@ def extend(
     if causal is None and encoding.claims.axes > 1:
         causal = True
     causal = checks.causal(encoding, causal, mask)
-    start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
+    start, single = cache.length, positions is None and q.shape[1] == 1 and implementation is None
     if segments is not None or cache.segments is not None:
         cache, *indices = add_segments(cache, segments, q.shape[1])
         ids = indices[1].segments
@@ -232,43 +234,43 @@ def extend(
         positions = positions.astype(jnp.float32)
         cache = dataclasses.replace(cache, positions=cache.positions.astype(jnp.float32))
     encoding = checks.at_length(encoding, q.shape[1], {"positions": positions})
-    own, more = encoding.terms(params, dims), checks.terms(terms, dims)
-    traced, scale, logit_cap = checks.scale_and_cap(own + more, scale, logit_cap)
-    for term in more:
+    own_terms, added = encoding.terms(params, dims), checks.terms(terms, dims)
+    traced, scale, logit_cap = checks.scale_and_cap(own_terms + added, scale, logit_cap)
+    for term in added:
         ok = isinstance(term, kinds.Sink) and term.state is None
         require(ok, "terms", type(term).__name__, "a cache takes it as part of an encoding alone")
-    more += traced
+    added += traced
     known = pos.concrete(cache.length)
-    tokens = q.shape[1] + (0 if known is None else int(known))  # as many as there are, if known
-    more += checks.mask_terms(mask, q, tokens, all_keys=False)
-    checks.layer_input(own, name, x, q.shape[:2], q.shape[1], dims)
+    tokens = q.shape[1] + (0 if known is None else int(known))  # all tokens, if that is known
+    added += checks.mask_terms(mask, q, tokens, all_keys=False)
+    checks.layer_input(own_terms, name, x, q.shape[:2], q.shape[1], dims)
 
-    states = _states(cache, own, x, positions, indices)
-    rotated = outside.rotate(own, "q", q, positions, states)
-    terms, nothing = own + more, (None,) * len(more)
-    short = short and indices is None and mask is None
-    short = short and not any(term.reads == "rows" for term in terms)
-    missing = cache.tables is None and (short or cache.far is not None)
-    tables: Any = one_token.tables(own, cache.capacity) if missing else cache.tables
-    keys = outside.rotate(own, "k", k, positions, states)
-    rotated_v = outside.rotate_values(own, v, positions)
-    new = _rows(cache, own, tables, keys, k, rotated_v, states, positions, dims)
-    before, cache = cache, append(_go_on(cache, own, states), new)
+    states = _states(cache, own_terms, x, positions, indices)
+    rotated = outside.rotate(own_terms, "q", q, positions, states)
+    terms, no_states = own_terms + added, (None,) * len(added)
+    single = single and indices is None and mask is None
+    single = single and not any(term.reads == "rows" for term in terms)
+    missing = cache.tables is None and (single or cache.far is not None)
+    tables: Any = one_token.tables(own_terms, cache.capacity) if missing else cache.tables
+    keys = outside.rotate(own_terms, "k", k, positions, states)
+    rotated_v = outside.rotate_values(own_terms, v, positions)
+    new = _rows(cache, own_terms, tables, keys, k, rotated_v, states, positions, dims)
+    before, cache = cache, append(_go_on(cache, own_terms, states), new)
 
     read = kinds.reads_lse(terms)
     spec = AttentionSpec(dims, causal, window, sinks, lse=read, scale=scale, logit_cap=logit_cap)
     rows, index = in_sight(before, cache, new)
     tokens = _both_sides(spec, q, positions, start, rows, index, indices)
-    call = _call(spec, terms, rows, tokens, q, rotated, states + nothing)
-    if short:
+    call = _call(spec, terms, rows, tokens, q, rotated, states + no_states)
+    if single:
         ring = cache.ring is not None
-        out, lse = one_token.attend(*call, cache.far, (*tables, *nothing), start, ring)
+        out, lse = one_token.attend(*call, cache.far, (*tables, *no_states), start, ring)
     else:
         k_rows = swap(call.k.x)
         implementation = checks.implementation(implementation, CONTIGUOUS, q, k_rows, mask, None)
         ids = call.q.tokens.segments, call.k.tokens.segments
-        each, broken = outside.set_aside(ids, *map(swap, (call.q.x, call.k.x, call.v)))
-        q_x, k_x, v = map(swap, each[:3])
+        arrays, broken = outside.set_aside(ids, *map(swap, (call.q.x, call.k.x, call.v)))
+        q_x, k_x, v = map(swap, arrays[:3])
         k_raw = None if call.k.raw is None else outside.finite(call.k.raw)
         call = call._replace(q=call.q._replace(x=q_x), k=call.k._replace(x=k_x, raw=k_raw), v=v)
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
@@ -277,27 +279,26 @@ def extend(
     sides = call.q.tokens, call.k.tokens
     (out,) = outside.nan_beyond(encoding.valid_length(), sides, (out,))
     out = swap(out).astype(q.dtype)
-    return outside.rotate_output(own, out, positions), cache
+    return outside.rotate_output(own_terms, out, positions), cache
 
 
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
-    """Raises TypeError unless it is a cache, ValueError if its encoding or its sizes differ."""
+    """Raises TypeError for what is no cache, ValueError if its encoding or its sizes differ."""
     require_cache(cache)
     want = _layout(encoding, cache.k.shape[0], cache.capacity, dims)
     fix = "pass the encoding and dims that pe_jax.cache.empty was given"
-    for name, one in want.items():
-        given = jax.tree.map(jnp.shape, getattr(cache, name))
-        require(
-            given == one, f"cache.{name}", given, f"{checks.title(encoding)} needs {one}; {fix}"
-        )
+    for name, expected in want.items():
+        actual = jax.tree.map(jnp.shape, getattr(cache, name))
+        needs = f"{checks.title(encoding)} needs {expected}"
+        require(actual == expected, f"cache.{name}", actual, f"{needs}; {fix}")
 
 
 @functools.lru_cache(256)
 def _layout(encoding: Encoding, batch: int, capacity: int, dims: Dims) -> dict[str, Any]:
-    """The shapes of the parts that differ from one encoding to another."""
-    made = jax.eval_shape(lambda: empty(encoding.at_length(capacity), batch, capacity, dims))
+    """The shapes of the cache's arrays that depend on the encoding."""
+    cache = jax.eval_shape(lambda: empty(encoding.at_length(capacity), batch, capacity, dims))
     names = ("k", "k_raw", "far", "states", "positions")
-    return {name: jax.tree.map(jnp.shape, getattr(made, name)) for name in names}
+    return {name: jax.tree.map(jnp.shape, getattr(cache, name)) for name in names}
 
 
 def _positions(
@@ -349,71 +350,71 @@ def _states(cache: Cache, terms: tuple, x, positions, indices: Any) -> tuple:
 def _sum_of_tokens(term: Any, x, positions, before, new: Indices) -> jax.Array:
     """A state that is a running sum, [B, T, H, C]; padding has that of the token before it.
 
-    Tokens come first for the sum, padding after them.
+    To be summed, tokens are moved in front of padding.
     """
-    real = new.segments >= 0
-    order = jnp.argsort(~real, axis=1, stable=True)
+    is_token = new.segments >= 0
+    order = jnp.argsort(~is_token, axis=1, stable=True)
 
     def tokens_first(y):
-        y = jnp.broadcast_to(y, (len(real), *y.shape[1:]))
+        y = jnp.broadcast_to(y, (len(is_token), *y.shape[1:]))
         return jnp.take_along_axis(y, order.reshape(*order.shape, *(1,) * (y.ndim - 2)), 1)
 
     sums = term.state(tokens_first(x), tokens_first(positions), before)
-    count = jnp.cumsum(real, axis=1)[:, :, None, None]
-    held = jnp.take_along_axis(sums, jnp.maximum(count - 1, 0), 1)
-    return jnp.where(count > 0, held, before[:, None])
+    count = jnp.cumsum(is_token, axis=1)[:, :, None, None]
+    last = jnp.take_along_axis(sums, jnp.maximum(count - 1, 0), 1)
+    return jnp.where(count > 0, last, before[:, None])
 
 
 def _rows(cache: Cache, terms: tuple, tables: Any, keys, k, v, states, positions, dims) -> Rows:
-    """What is kept of new tokens: `keys` as rotated, and what else the cache has."""
-    kept = [
+    """The rows that the cache keeps of new tokens; `keys` are rotated."""
+    key_states = [
         swap(state)[..., -old.shape[-1] :] if term.reads_keys else None
         for term, state, old in zip(terms, states, cache.states, strict=True)
     ]
     far = None
     if cache.far is not None:
         far = one_token.far(terms, tables, swap(k), dims.heads)
-    return Rows(swap(keys), swap(v), swap(k), far, tuple(kept), positions)
+    return Rows(swap(keys), swap(v), swap(k), far, tuple(key_states), positions)
 
 
 def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
-    """The cache with the last value of each running sum that no key is asked for."""
-    kept = list(cache.states)
+    """The cache with the last value of each running sum that is not kept per key."""
+    updated = list(cache.states)
     for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
         if old is not None and not term.reads_keys:
-            kept[i] = write_rows(old, swap(states[i])[:, :, -1:], 0, 2)
-    return dataclasses.replace(cache, states=tuple(kept))
+            updated[i] = write_rows(old, swap(states[i])[:, :, -1:], 0, 2)
+    return dataclasses.replace(cache, states=tuple(updated))
 
 
 def _both_sides(
     spec: AttentionSpec, q: jax.Array, positions, start, rows: Rows, index: jax.Array, indices: Any
 ) -> tuple[Tokens, Tokens]:
-    """The new tokens, from number `start` on, and those of `rows`, of numbers `index` [S]."""
+    """The new tokens, numbered from `start` on, and those of `rows`, numbered by `index` [S]."""
     count = q.shape[1]
     positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
     new = Tokens(positions, pos.contiguous(count, start)[None])
-    # rows that are not filled stand where the last token does, which every scheme takes
+    # rows that are not filled get the last token's position, which every scheme takes
     filled = (index < start + count).reshape(1, -1, *(1,) * (positions.ndim - 2))
-    stand = jnp.where(filled, rows.positions, positions[:, -1:])
-    kept = Tokens(jax.lax.stop_gradient(stand), index[None])
+    k_positions = jnp.where(filled, rows.positions, positions[:, -1:])
+    cached = Tokens(jax.lax.stop_gradient(k_positions), index[None])
     if indices is not None:
-        every, own = indices
-        new = new._replace(index=own.index, segments=own.segments, rank=own.rank)
-        kept = kept._replace(index=every.index, segments=every.segments, rank=every.rank)
+        past, of_new = indices
+        new = new._replace(index=of_new.index, segments=of_new.segments, rank=of_new.rank)
+        cached = cached._replace(index=past.index, segments=past.segments, rank=past.rank)
     elif not spec.causal:  # rows without a token are hidden as padding is
         ids = jnp.where(index < start + count, 0, -1)
         new = new._replace(segments=jnp.zeros((1, count), jnp.int32))
-        kept = kept._replace(segments=ids[None])
-    return new, kept
+        cached = cached._replace(segments=ids[None])
+    return new, cached
 
 
 def _call(
     spec: AttentionSpec, terms: tuple, rows: Rows, tokens: tuple, q, rotated, states
 ) -> dispatch.Call:
-    """The last tokens against `rows`, as engines take them; `tokens` are those of both."""
-    kept = rows.states + (None,) * (len(terms) - len(rows.states))
-    of_keys = zip(terms, kept, strict=True)
-    k_states = tuple(state if term.reads_keys else None for term, state in of_keys)
+    """The call of the new tokens against `rows`; `tokens` are those of both sides."""
+    row_states = rows.states + (None,) * (len(terms) - len(rows.states))
+    pairs = zip(terms, row_states, strict=True)
+    k_states = tuple(state if term.reads_keys else None for term, state in pairs)
     k_raw = (rows.k if rows.k_raw is None else rows.k_raw).astype(q.dtype)
     q_raw, k_raw = outside.read_raw(terms, swap(q), k_raw)
     q_side = Side(swap(rotated), q_raw, jax.tree.map(swap, states), tokens[0])

@@ -1,4 +1,4 @@
-"""One new token against a cache whose row j holds token j: what a term costs beside NoPE.
+"""Attention of one new token to a cache whose row j holds token j.
 
 Row j is at distance t - j from the token at row t, so what depends on the distance alone lies along
 the rows in order. Each such term is evaluated for the n distances that differ (`tables`): up to the
@@ -27,13 +27,13 @@ from pe_jax.engines.block import LOWEST
 
 
 class View(NamedTuple):
-    """The rows that may count."""
+    """The rows of the cache that the new token may see."""
 
     k: Side
     v: jax.Array
     far: jax.Array | None
     indices: jax.Array  # of the token in each row: int32 [S]
-    at: jax.Array  # which row is the new token's: int32 []
+    at: jax.Array  # the row of the new token: int32 []
     n: int  # how many distances differ
     ring: bool = False  # whether the oldest row follows the token's
 
@@ -57,7 +57,7 @@ class View(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="axis", inline=True)
 def _roll(x: jax.Array, shift: jax.Array, axis: int) -> jax.Array:
-    """By a number that is traced: `jnp.roll` compiles for each one that is known."""
+    """`jnp.roll` by a traced shift: by a static one it would compile for each shift."""
     return jnp.roll(x, shift, axis)
 
 
@@ -108,22 +108,22 @@ def attend(
     pairs = block.visible(spec, terms, q.tokens, keys.tokens)
     lines = _lines(terms, held, view)
     before = block.start_of_rows(terms, q.x.shape[:3])
-    how = {"lines": lines, "before": before, "multiply": _multiply}
-    s = jnp.where(pairs, block.scores(spec, terms, q, keys, pairs, **how)[0], LOWEST)
+    options = {"lines": lines, "before": before, "multiply": _multiply}
+    s = jnp.where(pairs, block.scores(spec, terms, q, keys, pairs, **options)[0], LOWEST)
     top = jnp.maximum(s.max(-1, keepdims=True), LOWEST / 2)  # finite where nothing is visible too
     weights = jnp.exp(s - top)
     total = weights.sum(-1, keepdims=True)
     tokens = q.tokens, keys.tokens
     out = block.values(terms, weights, *tokens, view.v, lines=lines, average=_average)
-    some = total > 0
-    total = jnp.where(some, total, 1)
-    return out / total, jnp.where(some, top + jnp.log(total), LOWEST)
+    sees_any = total > 0
+    total = jnp.where(sees_any, total, 1)
+    return out / total, jnp.where(sees_any, top + jnp.log(total), LOWEST)
 
 
 class RowLine(NamedTuple):
     """The values of a term at the distances of one query's row: a `Line` of a cache.
 
-    Past the n distances each term is what it is at the farthest of them.
+    Past the n distances a term has its value at the farthest of them.
 
     Attributes:
       values: [H or 1, n, …], the greatest distance first.
@@ -163,8 +163,8 @@ class RowLine(NamedTuple):
     def average(self, weights: jax.Array) -> jax.Array:
         """Weights [B, H, 1, S] times the vectors of the row: [B, H, 1, F]."""
         near = self.view.by_distance(weights[:, :, 0])
-        rest = weights.sum(-1) - near.sum(-1, keepdims=True)
-        near = near.at[..., 0].add(rest[..., 0])
+        past = weights.sum(-1) - near.sum(-1, keepdims=True)
+        near = near.at[..., 0].add(past[..., 0])
         form, values = "bhn,hnf->bhf", self.values
         if len(values) == 1:
             form, values = "bhn,nf->bhf", values[0]
@@ -178,7 +178,7 @@ def _lines(terms: tuple, held: Any, view: "View") -> tuple:
         relative = term.reads_raw == "k"
         line = RowLine(table, view, far if relative else None)
         lines.append(None if table is None else line)
-        if relative and far is not None:  # it is of all such terms
+        if relative and far is not None:  # the sum over all such terms, added once
             far = jnp.zeros_like(far)
     return tuple(lines)
 
@@ -193,10 +193,10 @@ def _multiply(q: jax.Array, k: jax.Array) -> jax.Array:
 def _view(
     spec: AttentionSpec, n: int, k: Side, v: jax.Array, far: Any, at: jax.Array, ring: bool
 ) -> View:
-    """The rows that may count, where n distances differ.
+    """The rows that the new token may see, where n distances differ.
 
     A window costs its width and the sinks theirs. Sinks come first; while the window still holds
-    them, their rows are doubles, which an index past every token hides.
+    them, their rows are duplicates, which an index past every token hides.
     """
     if ring:
         index = k.tokens.index[0]

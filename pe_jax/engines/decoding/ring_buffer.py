@@ -1,7 +1,7 @@
 """A cache of a layer with a window: rows of the sinks, then as many as the window, reused in order.
 
-Row j < sinks holds token j. The others hold the last `window` tokens, each in the row of the one
-that no later query sees.
+Row j < sinks holds token j. The others hold the last `window` tokens: a new token takes the row of
+the one that leaves the window.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ class RingBuffer:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return self.sinks + self.window
 
     def row(self, token: jax.Array) -> jax.Array:
@@ -30,27 +30,27 @@ class RingBuffer:
         return jnp.where(token < self.sinks, token, row)
 
     def tokens(self, length: jax.Array, later: jax.Array) -> jax.Array:
-        """The token in each row after `length` tokens: int32 [rows]; `later` where none is."""
+        """The token in each row after `length` tokens: int32 [rows]; `later` in empty rows."""
         row = jnp.arange(self.rows, dtype=jnp.int32)
         token = length - 1 - (length - 1 - row) % self.window
         token = jnp.where(row < self.sinks, row, token)
-        held = (token < length) & (token >= jnp.minimum(row, self.sinks))
-        return jnp.where(held, token, later)
+        filled = (token < length) & (token >= jnp.minimum(row, self.sinks))
+        return jnp.where(filled, token, later)
 
     def write(self, old: jax.Array, new: jax.Array, start: jax.Array, axis: int) -> jax.Array:
-        """Puts tokens from number `start` on into their rows; of those of one row the last."""
+        """Writes tokens from number `start` on to their rows; of several for one row the last."""
         token = start + jnp.arange(new.shape[axis], dtype=jnp.int32)
-        kept = (token >= start + new.shape[axis] - self.window) | (token < self.sinks)
-        rows = jnp.where(kept, self.row(token), self.rows)  # past the end: dropped
+        stays = (token >= start + new.shape[axis] - self.window) | (token < self.sinks)
+        rows = jnp.where(stays, self.row(token), self.rows)  # past the end: dropped
         at = (*(slice(None),) * axis, rows)
         return old.at[at].set(new.astype(old.dtype), mode="drop")
 
 
 def ring_buffer(terms: tuple, capacity: int, window: int | None, sinks: int) -> RingBuffer | None:
-    """What serves these terms; None where all of `capacity` tokens are kept in order.
+    """The ring buffer for these terms; None where all of `capacity` tokens are kept in order.
 
-    Sums along rows want their tokens in order, and sinks may be at any distance, which tables of
-    distances for the window's rows do not have.
+    Sums along rows need tokens in order, and sinks may be at any distance, while tables of
+    distances only cover the window's rows.
     """
     if window is None or sinks + window >= capacity or kinds.sums_rows(terms):
         return None

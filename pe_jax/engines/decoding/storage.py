@@ -1,4 +1,4 @@
-"""What a cache holds of the tokens of one attention layer, and how it is edited.
+"""The cache of one attention layer, and how it is edited.
 
 B batch, S capacity, T new tokens, K key heads, H query heads, E width of keys, F width of values.
 """
@@ -22,10 +22,10 @@ from pe_jax.validation import require
 class Cache:
     """k [B, K, S, E] and v [B, K, S, F] as rotated, positions [B, S], length []; see `empty`.
 
-    The first `length` rows are filled; the token at row i is the i-th of its sequence, unless a
-    `ring` says which it is, or `segments` [B, S], once `extend` was given any, that some are
-    padding. Heads lead: a row of scores then reads each head's keys in one piece (9 times as fast
-    on CPU).
+    The first `length` rows are filled, and row i holds the i-th token of its sequence. Exceptions:
+    a `ring` says which token each row holds, and `segments` [B, S], kept once `extend` was given
+    any, say which rows are padding. Heads lead: a row of scores then reads each head's keys in one
+    piece (9 times as fast on CPU).
     """
 
     k: jax.Array
@@ -41,12 +41,12 @@ class Cache:
 
     @property
     def capacity(self) -> int:
-        """How many tokens it holds: those that fit, or the last ones that a ring keeps."""
+        """How many tokens it can hold; in a ring, how many it keeps."""
         return self.k.shape[-2]
 
 
 class Indices(NamedTuple):
-    """Where tokens are, padding not counted, in row and segment: int32 [B, S] of all, or [B, T]."""
+    """Indices of tokens in row and segment, without padding: int32 [B, S] of all, or [B, T]."""
 
     segments: jax.Array  # ids; negative: padding, or not filled yet
     index: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -54,7 +54,7 @@ class Indices(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What is kept of some tokens, heads first as in a cache; `states` of terms that read keys'."""
+    """The arrays of some tokens, heads first as in a cache; `states` of terms that read keys'."""
 
     k: Any
     v: Any
@@ -69,7 +69,7 @@ def append(cache: Cache, new: Rows) -> Cache:
 
     Raises:
       ValueError: they are known not to fit. Under a trace the count is unknown and the caller must
-        see to it (`generate` does); what does not fit becomes NaN, never an overwrite.
+        check it (`generate` does); tokens that do not fit give NaN, never a silent overwrite.
     """
     count, length = new.k.shape[2], pos.concrete(cache.length)
     if cache.ring is None and length is not None and length + count > cache.capacity:
@@ -83,8 +83,8 @@ def append(cache: Cache, new: Rows) -> Cache:
     for name, rows, old in (("k", new.k, cache.k), ("v", new.v, cache.v)):
         want = (*old.shape[:2], count, old.shape[3])
         if rows.shape != want:
-            shown, takes = ((b, t, h, e) for b, h, t, e in (rows.shape, want))
-            raise ValueError(f"{name} has shape {shown}; this cache takes {takes}")
+            actual, expected = ((b, t, h, e) for b, h, t, e in (rows.shape, want))
+            raise ValueError(f"{name} has shape {actual}; this cache takes {expected}")
 
     def write(old, new, axis):
         if cache.ring is None:
@@ -96,26 +96,26 @@ def append(cache: Cache, new: Rows) -> Cache:
     if cache.ring is None:
         fits = cache.length + count <= cache.capacity
         new = new._replace(k=jnp.where(fits, new.k, jnp.nan), v=jnp.where(fits, new.v, jnp.nan))
-    held = combine(write, kept(cache), new)
-    return dataclasses.replace(cache, **held._asdict(), length=cache.length + count)
+    written = combine(write, kept(cache), new)
+    return dataclasses.replace(cache, **written._asdict(), length=cache.length + count)
 
 
 def combine(f: Callable, old: Rows, new: Rows) -> Rows:
-    """f(old, new, axis of tokens) of each array that both have; others are the old ones."""
+    """f(old, new, axis of tokens) of each array that both have; others stay the old ones."""
 
     def of_array(old, new, axis=2):
         return old if old is None or new is None else f(old, new, axis)
 
     *arrays, states, positions = zip(old, new, strict=True)
-    parts: list[Any] = [of_array(*pair) for pair in arrays]
-    return Rows._make([*parts, tuple(map(of_array, *states)), of_array(*positions, axis=1)])
+    combined: list[Any] = [of_array(*pair) for pair in arrays]
+    return Rows._make([*combined, tuple(map(of_array, *states)), of_array(*positions, axis=1)])
 
 
 def with_segments(cache: Cache) -> Cache:
     """The cache with a segment id for each row, 0 so far, as `extend(…, segments=)` keeps them.
 
     Raises:
-      ValueError: it keeps the last tokens of a window alone, padding among them.
+      ValueError: the cache keeps only the last tokens of a window, where padding would count.
     """
     if cache.ring is not None:
         raise ValueError(
@@ -129,7 +129,7 @@ def with_segments(cache: Cache) -> Cache:
 
 
 def add_segments(cache: Cache, segments: Any, count: int) -> tuple[Cache, Indices, Indices]:
-    """The cache with the ids of the new tokens, and where all its tokens are, and where these."""
+    """The cache with the ids of the new tokens, the indices of all its tokens, and of the new."""
     cache = with_segments(cache)
     ids: Any = cache.segments
     row, start = jnp.arange(cache.capacity, dtype=jnp.int32), cache.length
@@ -143,21 +143,21 @@ def add_segments(cache: Cache, segments: Any, count: int) -> tuple[Cache, Indice
     cache = dataclasses.replace(cache, segments=ids)
 
     ids = jnp.where(row < start + count, ids, -1)
-    real = ids >= 0
-    index = jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1
-    filled = jax.lax.cummax(jnp.where(real, row, -1), axis=1)
+    is_token = ids >= 0
+    index = jnp.cumsum(is_token, axis=1, dtype=jnp.int32) - 1
+    filled = jax.lax.cummax(jnp.where(is_token, row, -1), axis=1)
     before = jnp.pad(filled[:, :-1], ((0, 0), (1, 0)), constant_values=-1)  # the last token's row
-    same = (before >= 0) & (jnp.take_along_axis(ids, jnp.maximum(before, 0), 1) == ids)
-    rank = index - jax.lax.cummax(jnp.where(real & ~same, index, 0), axis=1)
-    every = Indices(ids, index, jnp.where(real, rank, 0))
-    new = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, count, 1), every)
-    return cache, every, new
+    goes_on = (before >= 0) & (jnp.take_along_axis(ids, jnp.maximum(before, 0), 1) == ids)
+    rank = index - jax.lax.cummax(jnp.where(is_token & ~goes_on, index, 0), axis=1)
+    of_cache = Indices(ids, index, jnp.where(is_token, rank, 0))
+    new = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, count, 1), of_cache)
+    return cache, of_cache, new
 
 
 def next_positions(cache: Cache, count: int, segments: Any = None) -> jax.Array:
-    """Where the next `count` tokens stand if nothing else is said: int32 [B or 1, T].
+    """The default positions of the next `count` tokens: int32 [B or 1, T].
 
-    On from the cache's length; with `segments`, of which `extend` tells, within their segment.
+    They go on from the cache's length; with `segments`, as in `extend`, within their segment.
     """
     if segments is None and cache.segments is None:
         return pos.contiguous(count, cache.length)[None]
@@ -172,9 +172,9 @@ def truncate(cache: Cache, length) -> Cache:
       length: an integer from 0 to the cache's length, known or not; the same for all rows.
 
     Raises:
-      ValueError: a known length that is out of range; what is gone: rows of a window that were
-        written over (or may have been, under jit), a running sum of which the last value alone is
-        kept (selective RoPE).
+      ValueError: a known length that is out of range; data that is gone: rows of a window that
+        were written over (or may have been, under jit), or a running sum that keeps only its last
+        value (selective RoPE).
     """
     require_cache(cache)
     length = pos.as_positions(length, name="length")
@@ -210,8 +210,8 @@ def take(cache: Cache, rows) -> Cache:
     if known is not None and known.size:
         fits = known.min() >= 0 and known.max() < batch
         require(bool(fits), "rows", known.tolist(), f"the cache has rows 0 … {batch - 1}")
-    held = {**kept(cache)._asdict(), "segments": cache.segments}  # not tables: heads lead
-    return dataclasses.replace(cache, **jax.tree.map(lambda x: jnp.take(x, rows, axis=0), held))
+    arrays = {**kept(cache)._asdict(), "segments": cache.segments}  # not tables: heads lead
+    return dataclasses.replace(cache, **jax.tree.map(lambda x: jnp.take(x, rows, axis=0), arrays))
 
 
 def require_cache(cache: Any) -> None:
@@ -221,15 +221,15 @@ def require_cache(cache: Any) -> None:
 
 
 def kept(cache: Cache) -> Rows:
-    """Of all tokens of a cache."""
+    """The arrays of all tokens of a cache."""
     return Rows(cache.k, cache.v, cache.k_raw, cache.far, cache.states, cache.positions)
 
 
 def in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:
-    """What is kept of all tokens that the new ones may see, and their numbers int32 [S].
+    """The rows of all tokens that the new ones may see, and their numbers int32 [S].
 
     Rows that are not written yet are later than every query, so the causal mask hides them. Several
-    tokens on a ring take the rows of each other: they see what was there before, and themselves.
+    tokens on a ring may take rows that others of them see: they see the rows before, and the new.
     """
     if after.ring is None:
         return kept(after), pos.contiguous(after.capacity)
@@ -262,5 +262,5 @@ def write_rows(old: jax.Array, new: jax.Array, start, axis: int) -> jax.Array:
 
 
 def swap(x: jax.Array) -> jax.Array:
-    """Heads first if tokens were, and back."""
+    """Swaps the axes of tokens and heads."""
     return jnp.swapaxes(x, 1, 2)

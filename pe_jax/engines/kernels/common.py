@@ -1,4 +1,4 @@
-"""What the kernels of either device share: refusals, how terms add up, padding, a gradient.
+"""Shared by the kernels for GPUs and TPUs: refusals, sums of terms, padding, a gradient.
 
 H query heads, C numbers of all formulas, n any shape.
 """
@@ -24,12 +24,12 @@ KINDS = (  # these exact kinds
     *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
     *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct),
 )
-PIECES = 4  # of bfloat16's precision, that a number in `with_key_biases` is made of
+PIECES = 4  # numbers of bfloat16's precision that sum to one number in `with_key_biases`
 # Tokens up to which a stock kernel, which visits every tile, is taken where ours would skip some:
 # of ALiBi's with 8 heads they visit about 0.6 at 2,048 tokens and 0.5 at 4,096; Triton's kernels
 # run at 0.66 of cuDNN's speed on an H100 (395 and 595 TFLOP/s, FlashAttention-3's paper).
 SKIPS_LITTLE = 2048
-SAVED = "pe_jax_attention"  # what `jax.checkpoint` may keep, so that no forward kernel runs twice
+SAVED = "pe_jax_attention"  # `jax.checkpoint` may save it, so that no forward kernel runs twice
 
 
 def unsupported(
@@ -37,23 +37,23 @@ def unsupported(
 ) -> str | None:
     """What kernels for these dtypes lack for a call; None: nothing.
 
-    Subclasses of a kind may mean something else: they are not taken. `sinks`: whether the kernels
+    Subclasses of a kind may mean something else: they are refused. `sinks`: whether the kernels
     have windows with attention sinks.
     """
-    others = [type(term).__name__ for term in terms if type(term) not in kinds.OUTSIDE + KINDS]
-    if others:
-        return f"it has no {' or '.join(dict.fromkeys(others))}"
+    missing = [type(term).__name__ for term in terms if type(term) not in kinds.OUTSIDE + KINDS]
+    if missing:
+        return f"it has no {' or '.join(dict.fromkeys(missing))}"
     if kinds.views(terms) is not None:
         return "it has no Rotation with several views of each token"
     if spec.sinks and not sinks:
         return "it has no attention sinks of a window"
-    given = {str(x.dtype) for x in (q.x, k.x, v)}
-    mixed = len(given) > 1 or not given <= dtypes
-    return f"operands in {' and '.join(sorted(given))}" if mixed else None
+    present = {str(x.dtype) for x in (q.x, k.x, v)}
+    mixed = len(present) > 1 or not present <= dtypes
+    return f"operands in {' and '.join(sorted(present))}" if mixed else None
 
 
 def horizon(terms: tuple) -> tuple[int, int] | None:
-    """Distances beyond which all distance terms are constant; None: one never is, or none is."""
+    """Distances beyond which all distance terms are constant; None: one never is, or no term."""
     horizons = [term.horizon for term in select(terms, kinds.DistanceTerm)]
     if not horizons or None in horizons:
         return None
@@ -85,14 +85,14 @@ class FunctionSum:
         return bool(self.parts)
 
     def __call__(self, *numbers: list[Any], distance: Any = None) -> jax.Array:
-        """The sum of what the functions give for their share of each list, and the distance if any.
+        """The sum of the functions, each of its slice of every list, and of the distance if any.
 
         All have shapes that broadcast.
         """
         biases, first = [], 0
         for fn, size in self.parts:
-            given: list[Any] = [x[first : first + size] for x in numbers]
-            biases.append(fn(*given, *(() if distance is None else (distance,))))
+            slices: list[Any] = [x[first : first + size] for x in numbers]
+            biases.append(fn(*slices, *(() if distance is None else (distance,))))
             first += size
         return functools.reduce(jnp.add, biases)
 
@@ -105,19 +105,19 @@ def formula_sum(terms: tuple) -> FunctionSum:
 
 @dataclasses.dataclass(frozen=True)
 class ScorePlan:
-    """What is static about the scores of a call."""
+    """The static part of the scores of a call."""
 
     spec: AttentionSpec
-    scale: float  # what q·k is multiplied by
+    scale: float  # factor on q·k
     formula: FunctionSum  # the biases that are computed in place from distances
     of_tokens: FunctionSum  # those that are computed from numbers of both tokens
     decays: bool  # whether these fall with the distance, and nothing else is added
-    cap: float | None  # what bounds the scores
+    cap: float | None  # the cap of the scores
 
     def number_gradients(self, own: list, other: list, by_keys: bool, d_s: jax.Array) -> list:
-        """The gradients of the numbers of the tokens along rows, [rows, 1] each, in a tile.
+        """The gradients of the numbers of a tile's tokens along rows, [rows, 1] each.
 
-        From that of its scores, and the numbers along columns; `by_keys`: rows are keys.
+        `d_s` is that of its scores, `other` the numbers along columns; `by_keys`: rows are keys.
         """
 
         def bias(own):
@@ -128,7 +128,7 @@ class ScorePlan:
 
     @classmethod
     def fields(cls, spec: AttentionSpec, terms: tuple) -> dict[str, Any]:
-        """These, by name, for plans that have more."""
+        """The fields above by name, for plans that have more."""
         added = select(terms, kinds.ScoreTerm)
         formulas, of_tokens = (
             select(terms, kind) for kind in (kinds.DistanceFormula, kinds.TokenBias)
@@ -166,7 +166,7 @@ def with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[
     if len(rows) == 1:
         return q, k
     columns[0] = repeat_heads(k.x, q.x.shape[1])
-    x, y = (jnp.concatenate(parts, axis=-1) for parts in (rows, columns))
+    x, y = (jnp.concatenate(arrays, axis=-1) for arrays in (rows, columns))
     return q._replace(x=x), k._replace(x=y)
 
 
@@ -179,7 +179,7 @@ def with_key_biases(scale: float, terms: tuple, q: Side, k: Side) -> tuple[Side,
     channels, scores of weights above 10⁻⁶ are off by 4·10⁻⁶ at 4,096 and at 32,768 tokens for the
     slope 2^-0.72, by 2·10⁻³ and 2·10⁻² without u_i; where the scale is no power of two, by 2·10⁻⁴
     and 1·10⁻³. The first piece of each has the gradient: of u_j the sums of columns, of u_i those
-    of rows, which are 0 but for rounding that cancels that of columns. Heads get a key each.
+    of rows, which are 0 but for rounding that cancels that of columns. Each head gets its own keys.
     """
     biased = [
         [term.key_bias(side, state) for side, state in zip((q, k), states, strict=True)]
@@ -213,17 +213,17 @@ def with_key_biases(scale: float, terms: tuple, q: Side, k: Side) -> tuple[Side,
 def unsupported_by_stock(
     spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, dtypes: set
 ) -> str | None:
-    """What kernels lack that compute q·k of any channels, and nothing else; None: nothing."""
+    """What a kernel that only computes q·k, of any channels, lacks for a call; None: nothing."""
     if (why := unsupported(spec, terms, q, k, v, dtypes, sinks=False)) is not None:
         return why
     of_keys = [term for term in terms if term.of_keys]
-    others = [
+    missing = [
         type(term).__name__
         for term in select(terms, *KINDS)
         if not term.of_keys and type(term) is not kinds.TokenProduct
     ]
     reasons = {
-        f"it has no {' or '.join(dict.fromkeys(others))}": bool(others),
+        f"it has no {' or '.join(dict.fromkeys(missing))}": bool(missing),
         "it has no gradient of row sums": spec.lse,
         "queries and keys are not the same tokens in order": not spec.aligned,
         "biases of keys that are seen from both sides, or at explicit positions": bool(of_keys)
@@ -236,15 +236,15 @@ def unsupported_by_stock(
 def stock_is_faster(
     spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, lanes: int
 ) -> bool:
-    """Whether a stock kernel is taken rather than ours.
+    """Whether a stock kernel is chosen over ours.
 
     It is where nothing is added: on an H200 cuDNN took 0.83 to 0.91 of our kernels' time. Biases of
     keys must fit beside q in the channels that the kernel computes anyway, multiples of `lanes`
     (ALiBi in heads of 64, which do not, took 1.2 to 1.7 times as long in cuDNN as in our kernels);
-    our kernels must not skip much; and learned ones are left
-    to ours in half precision. Their gradient is a sum over tokens, most of which cancels: with the
-    sums of columns in bfloat16, FoX's weights got theirs with an error of 2 % at 512 tokens and of
-    5 % at 2,048, with ours of 0.2 %.
+    our kernels must not skip much; and learned biases are left to ours in half precision. Their
+    gradient is a sum over tokens, most of which cancels: with the sums of columns in bfloat16,
+    FoX's weights got theirs with an error of 2 % at 512 tokens and of 5 % at 2,048, with ours of
+    0.2 %.
     """
     of_keys, width = [term for term in terms if term.of_keys], q.x.shape[-1]
     if not of_keys:
@@ -258,7 +258,7 @@ def stock_is_faster(
 def token_numbers(terms: tuple, side: Side, multiple: int) -> jax.Array | None:
     """What all `TokenBias`es read of one side: float32 [B or 1, H, C, T], or None.
 
-    The padding repeats the last token, as a constant: nothing comes between the two.
+    The padding repeats the last token, as a constant: blocks end with the number of a real token.
     """
     states = [
         jnp.swapaxes(state, 2, 3)
@@ -283,10 +283,11 @@ def blocks_that_matter(
     k_numbers: Any,
     sizes: tuple[int, int],
 ) -> jax.Array:
-    """Which blocks of keys matter to a block of queries, where biases that decay are all there is.
+    """Which blocks of keys matter to a block of queries, where only biases that decay are added.
 
-    A row's sum holds its own score. A key whose score is less by -NEGLIGIBLE at the least (by
-    Cauchy and Schwarz, and as the bias falls from the nearest pair of two blocks on) is left out.
+    A row's sum includes the score of its own key. A key is left out if its score is lower by at
+    least -NEGLIGIBLE (by Cauchy–Schwarz, and as the bias falls from the nearest pair of two blocks
+    on).
 
     Args:
       plan: of a call that `decays`.
@@ -321,20 +322,21 @@ def blocks_that_matter(
             for numbers, size in ((q_numbers, q_size), (k_numbers, k_size))
         )
 
-        def bias(row, column):  # of those tokens of each block
+        def bias(row, column):  # of these two tokens of each block
             of_query = [rows[:, :, c, :, None, row] for c in range(rows.shape[2])]
             of_key = [columns[:, :, c, None, :, column] for c in range(rows.shape[2])]
             return plan.of_tokens(of_query, of_key)
 
         between = jnp.where(apart > 0, bias(0, -1), bias(-1, 0))
         fall = fall + jnp.where(near > 0, between, 0)
-    return ~(gap[..., None] + fall < NEGLIGIBLE)  # or is no number
+    return ~(gap[..., None] + fall < NEGLIGIBLE)  # NaN counts as one that matters
 
 
 def block_range(pairs: jax.Array, by_keys: bool) -> tuple[jax.Array, jax.Array]:
-    """Of bool [*n, q blocks, k blocks]: the first block that each meets, and one past the last.
+    """The first block that each block meets, and one past the last: int32 [*n, blocks] each.
 
-    Blocks of keys that queries meet or, `by_keys`, the reverse; 0 past the last: none.
+    `pairs` [*n, q blocks, k blocks] says who meets. The blocks are those of keys that each block of
+    queries meets or, `by_keys`, the reverse; an end of 0: none.
     """
     pairs = jnp.swapaxes(pairs, -1, -2) if by_keys else pairs
     count = jnp.arange(pairs.shape[-1], dtype=jnp.int32)
@@ -361,15 +363,15 @@ def sum_shared(grad: Any, like: Any) -> Any:
     if grad is None:
         return None
     sizes = zip(like.shape, grad.shape, strict=True)
-    split = [part for shared, size in sizes for part in (shared, size // shared)]
+    split = [length for shared, size in sizes for length in (shared, size // shared)]
     return grad.reshape(split).sum(tuple(range(1, 2 * grad.ndim, 2))).astype(like.dtype)
 
 
 def differentiable(forward: Callable, backward: Callable) -> Callable:
     """`f(plan, x)` of a NamedTuple x, whose gradient need not be computed for constants.
 
-    `forward(plan, x)` gives the results, and what the backward pass reads. `backward(plan, what it
-    reads, learned, cotangents)` gives gradients like x, None for zero; `learned` has the names of
+    `forward(plan, x)` returns the results, and `saved` for the backward pass. `backward(plan,
+    saved, learned, cotangents)` returns gradients like x, None for zero; `learned` has the names of
     the fields that are not constant.
     """
 

@@ -1,17 +1,17 @@
-"""Terms that no kernel computes: their scores, for one chunk of queries after the other.
+"""Scores of terms that no kernel computes, for one chunk of queries after the other.
 
 A bias of pairs (class tokens; on a GPU, FIRE), of distances of several axes (Swin), or of distances
 that are not known beforehand is a function of JAX on positions, learned or not. XLA evaluates it
 once for all heads, and all rows of the batch that share positions, for as many queries as make a
 chunk: [B or 1, H or 1, R, S], which the kernels read tile by tile. They write the gradient of each
 score of the chunk, and XLA pulls it back through the function: no atomics, and memory for one
-chunk. Of keys that causality hides, chunks meet at most those up to the end of their group: of four
-groups, 5/8 of all pairs are evaluated.
+chunk. Under a causal mask a chunk meets no keys past the end of its group: with four groups, 5/8 of
+all pairs are evaluated.
 
-So can be products with vectors of all distances (Transformer-XL): a chunk meets R + S - 1 of them,
-which lie side by side in a table, and its products with these are sheared into place.
+Products with vectors of all distances (Transformer-XL) are computed in chunks too: a chunk meets
+R + S - 1 vectors, side by side in a table, and its products with these are sheared into place.
 
-Each back end says which terms are computed so: a strategy per term, "pairs", a "window" of
+Each back end says which terms are computed here: a strategy per term, "pairs", a "window" of
 distances, or "" for its kernels. B batch, T queries, S keys, H query heads, E head width, F value
 width, n distances of a table; R queries of a chunk.
 """
@@ -35,26 +35,26 @@ GROUPS = 4  # of chunks, if there are at least two in each and later keys are hi
 
 
 def kept(strategies: tuple[str, ...], of_terms: tuple) -> tuple:
-    """What belongs to the terms that kernels compute, of what each term has."""
+    """The entries of `of_terms`, one per term, for the terms that kernels compute."""
     return tuple(x for x, strategy in zip(of_terms, strategies, strict=True) if not strategy)
 
 
 def of_kernels(strategies: tuple[str, ...], terms: tuple, q: Side, k: Side):
-    """The terms that kernels compute, and both sides with their states alone."""
+    """The terms that kernels compute, and both sides with only their states."""
     q, k = (side._replace(states=kept(strategies, side.states)) for side in (q, k))
     return kept(strategies, terms), q, k
 
 
 def sample_length(strategies: tuple[str, ...], block: int, near: int) -> int:
-    """Tokens that meet whole blocks, a part of one, and what is `near` tokens past them.
+    """Number of tokens for whole blocks, a part of one, and `near` tokens past them.
 
-    Of two chunks, where there are any.
+    With chunks, if any term needs them, for two of these.
     """
     return max(2 * block + near, BLOCKS * block if any(strategies) else 0) + 61
 
 
 def length(block: int, q: Side, k: Side, most: int = MOST) -> int:
-    """Queries of a chunk: of a few blocks, fewer if heads and keys are many; one block at least."""
+    """Queries of a chunk: a few blocks, fewer if heads and keys are many; at least one block."""
     (batch, heads, queries, _), rows = q.x.shape, BLOCKS * block
     while rows > block and (rows // 2 >= queries or batch * heads * rows * k.x.shape[2] > most):
         rows //= 2
@@ -78,13 +78,13 @@ def attend(
       by_kernels: attention of the queries of a chunk: `(terms, q, k, v, bias)`.
       rows: queries of a chunk, as `length` gives.
       strategies: how each term is computed.
-      spec: of the whole call, as the rest.
-      terms: what is added.
+      spec: of the whole call, as are the following.
+      terms: what is added to the scores.
       q: the queries.
       k: the keys.
       v: the values.
-      key_chunk: how many keys biases of pairs are evaluated for at a time, so that what this takes
-        is small. The bias of a chunk is then [key chunks, B or 1, H or 1, R, key_chunk]. None: all
+      key_chunk: how many keys biases of pairs are evaluated for at a time, to limit its
+        memory. The bias of a chunk is then [key chunks, B or 1, H or 1, R, key_chunk]. None: all
         keys.
     """
     tokens = (_split(x, 1, rows) for x in (q.tokens.positions, q.tokens.index, q.tokens.segments))
@@ -93,19 +93,19 @@ def attend(
     groups = [(slice(0, count), keys)]  # computed by one program each, with the keys it may see
     if spec.causal and spec.aligned and count >= 2 * GROUPS:
         ends = [count * n // GROUPS for n in range(GROUPS + 1)]
-        parts = (slice(*pair) for pair in zip(ends, ends[1:], strict=False))
-        groups = [(part, min(keys, part.stop * rows)) for part in parts]
+        spans = (slice(*pair) for pair in zip(ends, ends[1:], strict=False))
+        groups = [(span, min(keys, span.stop * rows)) for span in spans]
     results = []
-    for part, end in groups:
+    for span, end in groups:
         x, raw, states = jax.tree.map(lambda x, end=end: x[:, :, :end], (k.x, k.raw, k.states))
         visible = Side(x, raw, states, jax.tree.map(lambda x, end=end: x[:, :end], k.tokens))
         by_table = _by_table(spec, strategies, terms, q, visible, rows)
         of_chunk = _of_chunk(
             by_kernels, strategies, by_table, spec, terms, visible, v[:, :, :end], key_chunk
         )
-        first = jnp.arange(part.start * rows, part.stop * rows, rows, dtype=jnp.int32)
-        own = jax.tree.map(lambda x, part=part: x[part], chunks)
-        results.append(jax.lax.map(of_chunk, (first, own)))
+        first = jnp.arange(span.start * rows, span.stop * rows, rows, dtype=jnp.int32)
+        of_group = jax.tree.map(lambda x, span=span: x[span], chunks)
+        results.append(jax.lax.map(of_chunk, (first, of_group)))
 
     def join(*arrays):  # [chunks, B, H, R, F] → [B, H, T, F]
         x = jnp.moveaxis(jnp.concatenate(arrays), 0, 2)
@@ -127,17 +127,17 @@ def _of_chunk(
 ) -> Callable:
     """Attention of a chunk: a function of the index of its first query, and of its queries."""
     dtypes = jax.tree.map(lambda x: x.dtype, (k.x, k.raw, v))
-    # Of keys and values gradients are added up over chunks: in float32.
+    # Gradients of keys and values are added up over chunks, in float32.
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), (k.x, k.raw, v))
     scale = spec.scale_of(terms)
 
     def of_pairs(q, k):  # float32 [B or 1, H or 1, R, S]
-        parts = []
+        biases = []
         for term, strategy, *states in zip(terms, strategies, q.states, k.states, strict=True):
             if strategy == "pairs":
                 scores = term.scores(q, k, tuple(states))
-                parts.append(scores * scale if term.scaled else scores)
-        return parts
+                biases.append(scores * scale if term.scaled else scores)
+        return biases
 
     def of_chunk(chunk):
         first, q = chunk
@@ -163,7 +163,7 @@ def _of_chunk(
 def _by_table(
     spec: AttentionSpec, strategies: tuple[str, ...], terms: tuple, q: Side, k: Side, rows: int
 ) -> Callable | None:
-    """The scores of terms in a "window", a function of a chunk; None: there are none.
+    """A function for the scores of the "window" terms of a chunk; None without such terms.
 
     They have tables over all distances of contiguous positions, the largest first: of biases
     [H, n], of vectors [H or 1, n, E].
@@ -175,29 +175,29 @@ def _by_table(
     last = 0 if spec.aligned and spec.causal else 1 - keys
     padded = -(-queries // rows) * rows
     distance = jnp.arange(padded - 1, -keys - 1, -1, dtype=jnp.int32)
-    distance = jnp.clip(distance, last, queries - 1)  # no pair of others is visible
+    distance = jnp.clip(distance, last, queries - 1)  # pairs at other distances are hidden
     tables = [terms[n].at(distance) for n in windowed]
     count = rows + keys  # one to spare, for `shear`
 
     def scores(first: jax.Array, q: Side) -> jax.Array:  # [B, H, R, S] of queries from `first` on
-        parts = []
+        products = []
         for n, table in zip(windowed, tables, strict=True):
             term, begin = terms[n], table.shape[1] - count - first
             window = jax.lax.dynamic_slice_in_dim(table, begin, count, axis=1)
             if isinstance(term, kinds.DistanceBias):
-                part = jnp.broadcast_to(window[None, :, None], (1, len(window), rows, count))
+                product = jnp.broadcast_to(window[None, :, None], (1, len(window), rows, count))
             else:
                 state = isinstance(term, kinds.RelativeState)
                 factor = q.states[n] if state else term.queries(q.raw)
-                part = common.multiply(factor, window)
-            parts.append(part * spec.scale_of(terms) if term.scaled else part)
-        return shear(functools.reduce(jnp.add, parts))
+                product = common.multiply(factor, window)
+            products.append(product * spec.scale_of(terms) if term.scaled else product)
+        return shear(functools.reduce(jnp.add, products))
 
     return scores
 
 
 def _split(x: jax.Array | None, axis: int, size: int) -> Any:
-    """An array cut along an axis into chunks, which come first; the last one is filled up."""
+    """An array cut along an axis into chunks, which come first; the last one is padded."""
     if x is None:
         return None
     x = common.pad(x, axis, size, mode="edge")

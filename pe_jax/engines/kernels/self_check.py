@@ -1,4 +1,4 @@
-"""A kernel runs only after it has agreed with the dense engine on the device at hand.
+"""A kernel runs only after it has agreed with the dense engine on the same device.
 
 Before kernels first run a kind of call on a kind of device, they compute a small case like it
 (`small_case`), forward and every gradient, and so does the dense engine in float32: some seconds.
@@ -24,11 +24,11 @@ from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.engines.kernels import small_case
 
-# Of the largest number of each array. Kernels add in another order, approximate exp2, and round
-# weights and gradients of scores to the dtype of q: the least bound is for float32.
+# Relative to the largest number of each array. Kernels add in another order, approximate exp2, and
+# round weights and gradients of scores to the dtype of q: the least bound is for float32.
 LEAST_BOUND, BOUND_IN_EPS = 1e-3, 4
 OF_TILES = 2  # times the error of tiles in half precision, as FlashAttention's tests allow
-ROUNDING = 1e-3  # a gradient of a term that is smaller, beside its others, is taken for rounding
+ROUNDING = 1e-3  # a gradient smaller than this part of a term's largest one counts as rounding
 TERM = re.compile(r"the gradient of terms\.\d+")
 _verdicts: dict[Any, str | None] = {}  # by kernels, device and case, while the process lives
 
@@ -39,8 +39,8 @@ def disagreement(
     """Why kernels must not run a call, or None if they agreed on one like it.
 
     `kernels` is a module with `attend` and `sample_length`, both functions of a call. Only shapes
-    of the call are read: it may be under any trace. Asked again for the same shapes, the answer is
-    the same for as long as the process lives.
+    of the call are read: it may be under any trace. The answer is cached by shapes for the life of
+    the process.
     """
     return _disagreement(kernels, *small_case.key(Call(spec, terms, q, k, v)))
 
@@ -54,12 +54,12 @@ def _disagreement(kernels: Any, spec: AttentionSpec, structure: Any, shapes: tup
     call = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*x) for x in shapes])
     # A new thread has no trace, no mesh, and no other setting of the caller's context.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        wrong = thread.submit(_check, kernels, device, Call(spec, *call)).result()
-    return wrong and f"on this {device.device_kind} {wrong}"
+        problem = thread.submit(_check, kernels, device, Call(spec, *call)).result()
+    return problem and f"on this {device.device_kind} {problem}"
 
 
 def _check(kernels: Any, device: Any, call: Call) -> str | None:
-    """What is wrong with the kernels on a device, for a call of abstract arrays."""
+    """Why the kernels fail on a device, for a call of abstract arrays; None: they agree."""
     key = None
     try:
         with (
@@ -81,7 +81,7 @@ def _check(kernels: Any, device: Any, call: Call) -> str | None:
 
 
 def _compare(kernels: Any, case: Call) -> str | None:
-    """What is wrong with the kernels in a case."""
+    """Why the kernels fail in a case; None: they agree."""
     begin = time.monotonic()
     drawn, dtype = small_case.draw(case), case.q.x.dtype
     errors = differences(kernels.attend, drawn)
@@ -98,12 +98,12 @@ def _compare(kernels: Any, case: Call) -> str | None:
 def beyond_rounding(
     errors: dict[str, float], dtype: Any, of_tiles: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
-    """Those errors that rounding does not explain.
+    """The errors that rounding does not explain.
 
-    What may be off is a few units of the dtype, and in half precision twice as much as tiles of XLA
-    are in their worst array, which `of_tiles` computes where it is needed: engines that keep no
-    scores have the sums of rows, in the backward pass, from the rounded output, and little may be
-    right of a gradient that is a sum of numbers that cancel.
+    Rounding explains a few units of the dtype and, in half precision, twice the error of tiles of
+    XLA in their worst array, which `of_tiles` computes if needed. Engines that keep no scores take
+    the sums of rows, in the backward pass, from the rounded output, and little may be right in a
+    gradient that is a sum of numbers that cancel.
     """
     wrong = {name: x for name, x in errors.items() if not x <= bound(dtype)}
     if not wrong or jnp.finfo(dtype).bits > 16:
@@ -113,21 +113,21 @@ def beyond_rounding(
 
 
 def worst(errors: dict[str, float]) -> tuple[str, float]:
-    """The largest error and what it is of; NaN is larger than any."""
+    """The name and the size of the largest error; NaN is larger than any."""
     return max(errors.items(), key=lambda item: np.nan_to_num(item[1], nan=np.inf))
 
 
 def bound(dtype: Any) -> float:
-    """How far numbers may be off for rounding, as a fraction of the largest of their array."""
+    """The error that rounding may cause, as a fraction of the largest number of an array."""
     return max(LEAST_BOUND, BOUND_IN_EPS * float(jnp.finfo(dtype).eps))
 
 
 def differences(attend: Callable, case: Call) -> dict[str, float]:
-    """By array, how far output, row sums if they are read, and gradients are from the dense ones.
+    """Errors of the output, of row sums if they are read, and of gradients, by name of the array.
 
-    The largest difference, as a fraction of the largest number; of the largest of all gradients of
-    a term where this one is nothing but rounding, as of a bias that the softmax ignores. NaN where
-    there is one.
+    An error is the largest difference from the dense engine as a fraction of the largest number, or
+    of the largest of all gradients of a term where this one is only rounding, as for a bias that
+    the softmax ignores. It is NaN where there is one.
     """
     q, k = (side._replace(x=side.x.astype(jnp.float32)) for side in (case.q, case.k))
     exact = case._replace(q=q, k=k, v=case.v.astype(jnp.float32))
@@ -146,9 +146,9 @@ def differences(attend: Callable, case: Call) -> dict[str, float]:
 def relative_error(got: Any, want: Any, *whole: Any) -> float:
     """The largest difference ÷ the largest number wanted, or of `whole` if that is far larger."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    wanted, *others = (float(np.abs(np.asarray(x)).max(initial=0)) for x in (want, *whole))
-    largest = max([wanted, *others])
-    largest = largest if wanted < ROUNDING * largest else wanted
+    peak, *other_peaks = (float(np.abs(np.asarray(x)).max(initial=0)) for x in (want, *whole))
+    largest = max([peak, *other_peaks])
+    largest = largest if peak < ROUNDING * largest else peak
     return float(np.abs(got - want).max(initial=0)) / (largest or 1)
 
 
@@ -178,14 +178,14 @@ def _outcome(attend: Callable, case: Call) -> dict[str, jax.Array]:
 
     results, gradients = run(numbers, (q.tokens, k.tokens))
     of_results = {name: x for name, x in results.items() if x is not None}
-    named = {
+    of_gradients = {
         f"the gradient of {jax.tree_util.keystr(path, simple=True, separator='.')}": x
         for path, x in jax.tree_util.tree_leaves_with_path(gradients)
     }
-    return of_results | named
+    return of_results | of_gradients
 
 
 def cotangent(like: jax.Array) -> jax.Array:
-    """Numbers between -1 and 1 that half precision has exactly, the same for any dtype."""
+    """Numbers between -1 and 1 that are exact in half precision, the same for any dtype."""
     numbers = jnp.arange(like.size, dtype=jnp.float32) * 7 % 17 / 8 - 1
     return numbers.reshape(like.shape).astype(like.dtype)

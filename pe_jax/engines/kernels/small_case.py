@@ -1,13 +1,14 @@
 """A small case like a call: what a kernel and the dense engine are compared on (see `self_check`).
 
-Of a call only shapes and static fields are read, so that it may be one under a trace. The case has
-the same kinds of terms with the same functions, and other numbers: a few heads, one or two rows, as
-many tokens as meet whole blocks, a part of one, and what lies past a horizon.
+Only shapes and static fields of the call are read, so that it may be under a trace. The case has
+the same kinds of terms with the same functions, but other numbers: a few heads, one or two rows,
+and enough tokens for whole blocks, a part of one, and pairs past a horizon.
 
 B batch, T queries, S keys, H query heads, K key heads, C numbers of a state.
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -21,9 +22,9 @@ from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.positions import per_segment
 
 ROWS, KV_HEADS, SHARED = 2, 2, 4  # at most: rows, key heads, query heads of each
-APART = 32  # tokens that keys have more than queries, where there are other numbers of them
-SIGNS = (None, 1, -1)  # that a term's arrays are drawn with: any, positive, negative
-SLACK = 1e-3  # of rounding, by which a bias that decays may rise
+APART = 32  # keys beyond the queries, or the reverse, if a call has different numbers of them
+SIGNS = (None, 1, -1)  # of a term's drawn arrays: any, positive, negative
+SLACK = 1e-3  # how much a bias that decays may rise by rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +39,9 @@ class FirstHeads:
 
 
 def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: Any) -> Call:
-    """The case of a call: abstract arrays of fewer rows, heads and tokens, but whole tokens.
+    """The case of a call: abstract arrays with fewer rows, heads and tokens, of the same widths.
 
-    It has `length` tokens where the call does not have fewer. Terms that are applied outside
+    It has `length` tokens, or fewer if the call has fewer. Terms that are applied outside
     engines are left out.
     """
     (_, heads, queries, _), (_, kv_heads, keys, _) = q.x.shape, k.x.shape
@@ -58,15 +59,13 @@ def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: 
         return jax.ShapeDtypeStruct(shape, x.dtype)
 
     def side(old: Side, heads: int, tokens: int, first: int) -> Side:
-        states = tuple(
-            fewer(s, many, tokens) for s, own in zip(old.states, read, strict=True) if own
-        )
+        states = tuple(fewer(s, many, tokens) for s in itertools.compress(old.states, read))
         x, raw = fewer(old.x, heads, tokens), fewer(old.raw, heads, tokens)
         return Side(x, raw, states, _tokens(spec, old.tokens, tokens, first))
 
     def of_few_heads(term):
         term = term.without_state_arrays()
-        while isinstance(fn := getattr(term, "fn", None), kinds.OfSomeHeads):  # those of a device
+        while isinstance(fn := getattr(term, "fn", None), kinds.OfSomeHeads):  # of one device
             term = dataclasses.replace(term, fn=fn.fn)
         return term.for_heads(FirstHeads(many))
 
@@ -74,7 +73,7 @@ def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: 
     dims = Dims(many * spec.dims.head_dim, many, kv, spec.dims.head_dim)
     return Call(
         dataclasses.replace(spec, dims=dims, window=window, sinks=min(spec.sinks, 3)),
-        tuple(jax.eval_shape(of_few_heads, t) for t, own in zip(terms, read, strict=True) if own),
+        tuple(jax.eval_shape(of_few_heads, t) for t in itertools.compress(terms, read)),
         side(q, many, counts[0], 0 if spec.aligned else max(counts[1] - counts[0], 0)),
         side(k, kv, counts[1], 0),
         fewer(v, kv, counts[1]),
@@ -82,9 +81,9 @@ def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: 
 
 
 def _tokens(spec: AttentionSpec, like: Tokens, count: int, first: int) -> Tokens:
-    """Tokens with all that the call's have: indices from `first` on, two documents and padding.
+    """Tokens with the fields that the call's have: indices from `first`, two documents, padding.
 
-    Explicit positions have gaps, and of three tokens two share one.
+    Explicit positions have gaps, and two of every three tokens share one.
     """
 
     def in_rows(x: np.ndarray, like: Any) -> jax.Array:
@@ -95,7 +94,7 @@ def _tokens(spec: AttentionSpec, like: Tokens, count: int, first: int) -> Tokens
     positions = place if spec.contiguous else 2 * index + 3 - 2 * (index % 3 == 2)
     if axes := like.positions.ndim > 2 and like.positions.shape[2]:
         edge = max(1, int(count ** (1 / axes) + 1e-6))  # of a square or cube, rows first
-        cells = place % edge**axes  # what does not fit begins anew
+        cells = place % edge**axes  # tokens that do not fit start over
         positions = np.stack(np.unravel_index(cells, (edge,) * axes), axis=-1)
     positions, segments, rank = in_rows(positions, like.positions), None, None
     if like.segments is not None:
@@ -107,20 +106,20 @@ def _tokens(spec: AttentionSpec, like: Tokens, count: int, first: int) -> Tokens
 
 
 def key(call: Call) -> tuple[AttentionSpec, Any, tuple]:
-    """What tells a call, or a case, from others: options, structure, shapes, dtypes; hashable."""
+    """A hashable key of a call or a case: its options, structure, shapes and dtypes."""
     leaves, structure = jax.tree.flatten(tuple(call[1:]))
     return call.spec, structure, tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
 
 
 def draw(case: Call) -> Call:
-    """The case with the same random numbers each time, which satisfy what each term promises.
+    """The case with the same random numbers each time, with which each term is as it declares.
 
-    Formulas may need numbers of one sign (rates, widths), a bias that decays states that only
-    rise or fall. So for each term a few draws are tried: the first with which all visible pairs
-    are finite, and what decays does.
+    Formulas may need numbers of one sign (rates, widths); a bias that decays needs states that only
+    rise or fall. So a few draws are tried for each term. The first is taken with which all visible
+    pairs are finite, and the term decays if it says so.
 
     Raises:
-      ValueError: there is none.
+      ValueError: no draw is usable.
     """
     q, k = (
         side._replace(x=_normal(side.x, 1 + n), raw=_normal(side.raw, 3 + n))

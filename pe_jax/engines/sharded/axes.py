@@ -1,7 +1,7 @@
 """Attention and decoding under a mesh of Explicit axes: computed under Auto axes, laid out as q.
 
-Under Explicit axes every operation must say how its result is divided. In jax 0.10 that would put a
-sharding into each gather, reshape, scan and loop carry of the engines; GSPMD finds them all.
+Under Explicit axes every operation must say how its result is sharded. In jax 0.10 that would put a
+sharding into each gather, reshape, scan and loop carry of the engines; GSPMD infers them all.
 """
 
 import functools
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class Attention(Protocol[P]):
-    """The type of f as wrapped: its own arguments, and an output, or two with `return_lse`."""
+    """The type of the wrapped f: the same arguments, and one output, or two with `return_lse`."""
 
     @overload
     def __call__(
@@ -30,7 +30,7 @@ class Attention(Protocol[P]):
 def under_auto_axes(f: Callable[P, Any]) -> Attention[P]:
     """Wraps f(q, k, v, **options): [*B, T, H, E] → [*B, T, H, F] so that it runs under Auto axes.
 
-    The result is divided as q is, and whole in its width; with `return_lse` there are two. Without
+    The result is sharded as q is, except along its width; with `return_lse` there are two. Without
     Explicit axes nothing changes.
     """
     plain: Any = f
@@ -51,7 +51,7 @@ def under_auto_axes(f: Callable[P, Any]) -> Attention[P]:
 def step_under_auto_axes(f: Callable[P, R]) -> Callable[P, R]:
     """The same for f(cache, q, k, v, **options), which gives an output and a cache.
 
-    The cache is divided as it was.
+    The cache keeps its sharding.
     """
     plain: Any = f
 
@@ -69,16 +69,16 @@ def step_under_auto_axes(f: Callable[P, R]) -> Callable[P, R]:
 def call(f: Callable, layouts: Any, *args: Any, **options: Any) -> Any:
     """f(*args, **options) under Auto axes, its result laid out by `layouts`: specs, or a prefix.
 
-    Without Explicit axes it is just called.
+    Without Explicit axes this is a plain call.
     """
     if not _explicit():
         return f(*args, **options)
     # Non-array options bypass the wrapper and stay static.
     arrays = {n: x for n, x in options.items() if _has_arrays(x)}
-    rest = {n: x for n, x in options.items() if n not in arrays}
+    static = {n: x for n, x in options.items() if n not in arrays}
 
     def inner(args, arrays):
-        return f(*args, **arrays, **rest)
+        return f(*args, **arrays, **static)
 
     auto: Any = jax.sharding.auto_axes(inner, out_sharding=layouts)
     return auto(args, arrays)

@@ -1,4 +1,4 @@
-"""Heads that devices share inside shard_map: each has some of q's, and parameters with all."""
+"""Heads that devices share inside shard_map: each has some of q's, and parameters of all."""
 
 import dataclasses
 
@@ -15,6 +15,6 @@ class HeadsOfDevice:
         """[..., H or 1, …] → [..., h or 1, …]."""
         if x.shape[axis] == 1:
             return x
-        here = x.shape[axis] // jax.lax.axis_size(self.mesh_axis)
-        start = jax.lax.axis_index(self.mesh_axis) * here
-        return jax.lax.dynamic_slice_in_dim(x, start, here, axis)
+        count = x.shape[axis] // jax.lax.axis_size(self.mesh_axis)
+        start = jax.lax.axis_index(self.mesh_axis) * count
+        return jax.lax.dynamic_slice_in_dim(x, start, count, axis)

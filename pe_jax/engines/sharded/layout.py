@@ -1,8 +1,7 @@
 """How the rows of tokens of a call lie on devices.
 
-What a call leaves out (positions, indices) and what depends on the order of tokens (running sums,
-positions that restart in each document) comes from here. Which engine runs does not: see
-`dispatch`.
+A layout gives default positions and indices, and what depends on the order of tokens (running sums,
+positions that restart in each document). It does not choose the engine: see `dispatch`.
 
 B batch, T tokens, D width, H heads, C numbers of a state, P blocks, c = T/P tokens in each.
 """
@@ -28,7 +27,7 @@ class Contiguous:
         return pos.contiguous(length)
 
     def spread(self, x: jax.Array) -> jax.Array:
-        """Rows in order [B, T, …] as they lie here."""
+        """Moves rows [B, T, …] from the order of tokens to this layout."""
         return x
 
     def restore(self, x: jax.Array) -> jax.Array:
@@ -36,11 +35,11 @@ class Contiguous:
         return x
 
     def per_segment(self, segments) -> jax.Array:
-        """`positions.per_segment` of segments [B, T] that lie as they do here."""
+        """`positions.per_segment` of segments [B, T] in this layout."""
         return self.spread(pos.per_segment(self.restore(jnp.asarray(segments))))
 
     def state(self, state: State, x: jax.Array, positions) -> jax.Array:
-        """The states [*B, T, H, C] of tokens that lie as they do here."""
+        """The states [*B, T, H, C] of tokens in this layout."""
         return state(x, positions)
 
 
@@ -62,14 +61,14 @@ class RowSharded(Contiguous):
 class BlockPermuted(Contiguous):
     """Devices share the tokens of a row: under jit, `attention(…, layout=BlockPermuted(mesh))`.
 
-    A row is cut into P equal blocks. Under a causal mask the last tokens see most: one of n devices
+    A row is cut into P equal blocks. Under a causal mask the last tokens see most: device i of n
     holds blocks i and 2n - 1 - i of 2n, so that all have equal work (Llama 3, arXiv 2407.21783,
     §3.3.2; Brandon et al., "Striped Attention", arXiv 2311.09431, use another order). A sliding
-    window is equal work for every token: not `balanced`, blocks lie in order.
+    window is equal work for every token: pass `balanced=False`, and blocks lie in order.
 
-    Tokens, segments, positions, q, k and v are to lie as `spread` lays them, and so does the
+    Tokens, segments, positions, q, k and v must lie as `spread` lays them, and so does the
     output. `spread` and `restore` move whole tokens between devices: they are for ids, positions
-    and losses, a few bytes per token, once per step. Everything between stays as it lies.
+    and losses, a few bytes per token, once per step. Everything between stays where it is.
     """
 
     mesh: Mesh  # the devices; its axes are Auto
@@ -87,26 +86,26 @@ class BlockPermuted(Contiguous):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """All that are named."""
+        """All mesh axes that this layout names."""
         return self.axis, *self.batch, *((self.heads,) if self.heads else ())
 
     @property
     def devices(self) -> int:
-        """Those that share a row: n."""
+        """Number of devices that share a row: n."""
         return self.mesh.shape[self.axis]
 
     @property
     def blocks(self) -> np.ndarray:
-        """The blocks as they lie, int [P]: 0, 2n - 1, 1, 2n - 2, …; in order, if not balanced."""
+        """Blocks in this layout, int [P]: 0, 2n - 1, 1, 2n - 2, …; in order if not balanced."""
         first = np.arange(self.devices)
         return np.stack([first, 2 * len(first) - 1 - first], 1).ravel() if self.balanced else first
 
     def _cut(self, x, axis: int):
         """[..., T, …] → [..., P, c, …]; raises ValueError where T is no multiple of P."""
-        length, parts = x.shape[axis], len(self.blocks)
-        if length % parts:
-            raise ValueError(f"{length} tokens: must divide into {parts} blocks, for the ring")
-        return x.reshape(*x.shape[:axis], parts, length // parts, *x.shape[axis + 1 :])
+        length, blocks = x.shape[axis], len(self.blocks)
+        if length % blocks:
+            raise ValueError(f"{length} tokens: must divide into {blocks} blocks, for the ring")
+        return x.reshape(*x.shape[:axis], blocks, length // blocks, *x.shape[axis + 1 :])
 
     def order(self, length):
         return self._cut(pos.contiguous(length), 0)[self.blocks].reshape(-1)
@@ -120,19 +119,19 @@ class BlockPermuted(Contiguous):
         return self._cut(x, 1)[:, np.argsort(self.blocks)].reshape(x.shape)
 
     def state(self, state, x, positions):
-        """Of each block by itself, then moved to where those before it end: no token travels."""
-        go_on = state.after
-        if go_on is None:
+        """Each block's states by themselves, continued from the block before: no token travels."""
+        resume = state.after
+        if resume is None:
             return state(x, positions)
         batch = x.ndim - 2
         states = state(self._cut(x, batch), None)  # [*B, P, c, H, C]
         ends = jnp.moveaxis(states[..., -1, :, :], batch, 0)
 
         def step(before, end):
-            after = go_on(before, end[..., None, :, :])
+            after = resume(before, end[..., None, :, :])
             return after[..., 0, :, :], before
 
         inverse = np.argsort(self.blocks)
         _, before = jax.lax.scan(step, jnp.zeros_like(ends[0]), ends[inverse])
-        moved = go_on(jnp.moveaxis(before[self.blocks], 0, batch), states)
+        moved = resume(jnp.moveaxis(before[self.blocks], 0, batch), states)
         return moved.reshape(*x.shape[:-1], *moved.shape[-2:])

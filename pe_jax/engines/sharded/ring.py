@@ -1,11 +1,11 @@
 """Ring attention, for rows whose tokens several devices share.
 
 Liu et al., "Ring Attention with Blockwise Transformers", arXiv 2310.01889: each device keeps its
-queries, and keys and values travel round the ring, one device per hop. What a hop computes is what
-tiles compute, or the kernels of a TPU, with the positions, indices and segments of the tokens that
-it meets (`tile_hops`); hops are merged by the logarithms of their sums. The backward pass sends
-keys and values round once more, and their gradients with them. Everything is linear in the tokens
-of a device, forward and backward. A window stops the ring at the farthest device that it reaches.
+queries, and keys and values travel round the ring, one device per hop. A hop computes tiles, or
+runs the kernels of a TPU, with the positions, indices and segments of the tokens that it meets
+(`tile_hops`); hops are merged by the logarithms of their sums. The backward pass sends keys and
+values round once more, and their gradients with them. Memory is linear in the tokens of a device,
+forward and backward. A window stops the ring at the farthest device that it reaches.
 
 b, h batch and heads on a device, n devices on the ring, T tokens of a row, F value width.
 """
@@ -35,9 +35,9 @@ class Partition(NamedTuple):
 
     runs_per_row: int  # contiguous runs of tokens that a row is cut into
     runs: int  # those that one device holds
-    batch: int  # devices that share the batch, each with rows of its own
-    heads: int  # devices that share the heads, each with heads of its own
-    hops: int = 0  # devices whose keys each one meets, besides its own
+    batch: int  # devices that share the batch, each with separate rows
+    heads: int  # devices that share the heads, each with separate heads
+    hops: int = 0  # other devices whose keys each one meets
 
 
 def attend(
@@ -51,7 +51,8 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
     """As `reference.attend`, for tokens that lie as `layout` says; under jit.
 
-    `begin(partition, spec, terms, q, k, v)` gives what computes hops, as `TileHops.begin` does.
+    `begin(partition, spec, terms, q, k, v)` returns what computes hops, and the operands, as
+    `TileHops.begin` does.
 
     Raises:
       ValueError: a kind of term that a hop does not support; rows or tokens that do not divide
@@ -65,20 +66,20 @@ def attend(
         raise ValueError(f"{kv_heads} key heads: must divide over the mesh axis {layout.heads!r}")
     layout.order(length)  # raises where the tokens do not divide
     split = split._replace(hops=hops(layout, spec, length))
-    each, operands, fixed = begin(split, spec, terms, q, k, v)
-    return each.whole(_attend(Ring(layout, each, split.hops), operands, fixed))
+    engine, operands, fixed = begin(split, spec, terms, q, k, v)
+    return engine.whole(_attend(Ring(layout, engine, split.hops), operands, fixed))
 
 
 def partition(layout: BlockPermuted) -> Partition:
-    """What each device has of a call."""
+    """Each device's part of a call."""
     rows = math.prod(layout.mesh.shape[axis] for axis in layout.batch)
     heads = layout.mesh.shape[layout.heads] if layout.heads else 1
-    parts = len(layout.blocks)
-    return Partition(parts, parts // layout.devices, rows, heads)
+    blocks = len(layout.blocks)
+    return Partition(blocks, blocks // layout.devices, rows, heads)
 
 
 def hops(layout: BlockPermuted, spec: AttentionSpec, length: int) -> int:
-    """How many devices back those keys are that are farthest, of all that any query sees."""
+    """The largest number of devices, back along the ring, from a query to a key that it sees."""
     size = length // len(layout.blocks)
     first = size * layout.blocks.reshape(layout.devices, -1)
     ahead = first[:, None, :, None] - first[None, :, None, :]  # of the first tokens: [n, n, …]
@@ -92,10 +93,10 @@ def hops(layout: BlockPermuted, spec: AttentionSpec, length: int) -> int:
 
 
 class Ring(NamedTuple):
-    """What is static about a call on devices that share rows."""
+    """The static part of a call on devices that share rows."""
 
     layout: BlockPermuted
-    each: Any  # what computes a hop
+    each: Any  # computes a hop: `TileHops` or the TPU's `KernelHops`
     hops: int
 
     def send(self, tree, distance: int = 1):
@@ -115,8 +116,7 @@ class Ring(NamedTuple):
     def on_devices(self, f, axes: tuple, args: tuple, out_axes: Any) -> Any:
         """f(*args) on each device, which has its part by `axes` (`HEADS`: terms, which are whole).
 
-        Nothing is left to the compiler: of the heads, which it could share too, the TPU's gathers
-        all on each device.
+        The heads are not left to the compiler either: the TPU's would gather all on each device.
         """
         return jax.shard_map(
             f,
@@ -142,13 +142,13 @@ def _attend(ring: Ring, operands: Operands, fixed: Fixed) -> Result:
 
 def _forward(ring: Ring, operands: Operands, fixed: Fixed):
     def device(operands, fixed):
-        operands, own = _begin(operands, fixed)
+        operands, local = _begin(operands, fixed)
         operands = operands._replace(terms=ring.for_heads(operands.terms))
 
         def hop(keys):
             return ring.each.forward(*_meet(operands, fixed, keys))
 
-        return _round(ring, own, lambda result, keys: merge(result, hop(keys)), hop(own))
+        return _round(ring, local, lambda result, keys: merge(result, hop(keys)), hop(local))
 
     args = operands, fixed
     result = ring.on_devices(device, (OPERANDS, FIXED), args, RESULT)
@@ -159,7 +159,7 @@ def _backward(ring: Ring, saved: tuple, cotangent: Result):
     saved, cotangent = first_order((saved, cotangent))
 
     def device(operands, fixed, result, cotangent):
-        operands, own = _begin(operands, fixed)
+        operands, local = _begin(operands, fixed)
         terms, pull = jax.vjp(ring.for_heads, operands.terms)
         operands = operands._replace(terms=terms)
 
@@ -170,10 +170,10 @@ def _backward(ring: Ring, saved: tuple, cotangent: Result):
             k, v = ring.send((grads.k, grads.v))
             return _add(grads._replace(k=k, v=v), hop(keys))
 
-        grads = hop(own)
-        home = grads.k, grads.v  # the gradients of its own keys, by its own queries
+        grads = hop(local)
+        home = grads.k, grads.v  # gradients of this device's keys, by its queries
         k, v = varying_like(jax.tree.map(jnp.zeros_like, home), home)
-        grads = _round(ring, own, visit, grads._replace(k=k, v=v))
+        grads = _round(ring, local, visit, grads._replace(k=k, v=v))
         if ring.hops:
             home = _add(home, ring.send((grads.k, grads.v), -ring.hops))
         (terms,) = pull(grads.terms)
@@ -189,7 +189,7 @@ _attend.defvjp(_forward, _backward)
 
 
 class Visitor(NamedTuple):
-    """What a device sends round: its keys and values, and what is known of their tokens."""
+    """The keys and values that a device sends round, and their tokens."""
 
     k: Vectors
     v: jax.Array
@@ -202,8 +202,8 @@ def _begin(operands: Operands, fixed: Fixed) -> tuple[Operands, Visitor]:
     return operands._replace(terms=terms), Visitor(operands.k, operands.v, fixed.k)
 
 
-def _round(ring: Ring, own: Visitor, visit, carry):
-    """Carry = visit(carry, keys of another device), hop by hop, while the next keys are sent."""
+def _round(ring: Ring, local: Visitor, visit, carry):
+    """The carry after visit(carry, keys of another device) in each hop; hops send the next keys."""
 
     def step(state, _):
         carry, visitor = state
@@ -212,8 +212,8 @@ def _round(ring: Ring, own: Visitor, visit, carry):
 
     if not ring.hops:
         return carry
-    # Unrolled, what the last hop would send is dropped: windows are worth it.
-    start, unroll = (carry, ring.send(own)), ring.hops < 3
+    # Unrolled, the send of the last hop is eliminated, which pays in the short rings of windows.
+    start, unroll = (carry, ring.send(local)), ring.hops < 3
     return jax.lax.scan(step, start, length=ring.hops, unroll=unroll)[0][0]
 
 
@@ -225,7 +225,7 @@ def _meet(operands: Operands, fixed: Fixed, keys: Visitor) -> tuple[Operands, Fi
 def merge(a: Result, b: Result) -> Result:
     """Results over two sets of keys as one over both."""
     top = jnp.maximum(a.lse, b.lse)
-    x, y = (jnp.exp(part.lse - top) for part in (a, b))
+    x, y = (jnp.exp(result.lse - top) for result in (a, b))
     return Result((x * a.out + y * b.out) / (x + y), top + jnp.log(x + y))
 
 

@@ -31,9 +31,9 @@ def attend(
     Raises:
       ValueError: rows that do not divide among the devices.
     """
-    rows, parts = len(v), math.prod(layout.mesh.shape[axis] for axis in layout.batch)
-    if rows % parts:
-        raise ValueError(f"{rows} rows: must divide over the mesh axes {layout.batch}={parts}")
+    rows, devices = len(v), math.prod(layout.mesh.shape[axis] for axis in layout.batch)
+    if rows % devices:
+        raise ValueError(f"{rows} rows: must divide over the mesh axes {layout.batch}={devices}")
 
     def partition(x):
         return PartitionSpec(None if len(x) < rows else layout.batch)

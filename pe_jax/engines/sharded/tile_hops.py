@@ -1,7 +1,7 @@
 """What a device of a ring computes in one hop, in tiles of XLA: any scheme, any number of tokens.
 
-A hop is the queries of a device and the keys that visit it. Each are one or two runs of contiguous
-tokens; tiles are those of two runs, whose distances follow from where their first tokens are.
+A hop is the queries of a device and the keys that visit it, one or two runs of contiguous tokens
+each. A tile lies within two runs, so its distances follow from the indices of their first tokens.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from pe_jax.numerics.arrays import varying_like
 
 
 class TileHops(NamedTuple):
-    """What is static about a call. `KernelHops` of the TPU's engine has the same methods."""
+    """The static part of a call. `KernelHops` of the TPU's engine has the same methods."""
 
     plan: Plan  # of two runs
     split: Partition
@@ -50,8 +50,8 @@ class TileHops(NamedTuple):
     ) -> tuple["TileHops", Operands, Fixed]:
         """The hops of a call, and its operands.
 
-        Tables are made in each hop, for the distances that occur in it: over all that occur in a
-        row they would not shrink with the number of devices.
+        Each hop makes tables of its distances: tables of all distances of a row would not shrink
+        with the number of devices.
         """
         block.require_known(terms, ("pairs",), "a ring")
         (batch, heads, length, _), kv_heads = q.x.shape, k.x.shape[1]
@@ -80,12 +80,12 @@ class TileHops(NamedTuple):
 
         def of_queries(queries):
             def meet(result, keys):
-                x, known = _pair(operands, queries, keys)
+                x, pair = _pair(operands, queries, keys)
 
                 def run():
-                    return tiled.forward(self.plan, with_tables(self.plan, x, known.base), known)
+                    return tiled.forward(self.plan, with_tables(self.plan, x, pair.base), pair)
 
-                return merge(result, self._unless_hidden(known, run, nothing, x)), None
+                return merge(result, self._unless_hidden(pair, run, nothing, x)), None
 
             shape = *queries[0].x.shape[:3], operands.v.shape[-1]
             nothing = Result(
@@ -99,39 +99,40 @@ class TileHops(NamedTuple):
     def backward(
         self, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
     ) -> Operands:
-        """Gradients, float32, where `result` is that over all keys."""
+        """Gradients, float32; `result` is over all keys."""
         of_q, of_k = self._runs(operands, fixed)
 
         def zeros(tree):
-            made = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
-            return varying_like(made, operands)
+            arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
+            return varying_like(arrays, operands)
 
-        def of_queries(carry, each):
-            queries, result, cotangent = each
+        def of_queries(carry, of_run):
+            queries, result, cotangent = of_run
 
             def meet(carry, keys):
                 d_q, d_terms = carry
-                x, known = _pair(operands, queries, keys)
+                x, pair = _pair(operands, queries, keys)
 
                 def run():
                     def tabled(terms):
-                        return with_tables(self.plan, x._replace(terms=terms), known.base)[3:]
+                        return with_tables(self.plan, x._replace(terms=terms), pair.base)[3:]
 
-                    held, pull = jax.vjp(tabled, x.terms)
-                    whole = Operands(x.q, x.k, x.v, *held)
-                    grads = tiled.backward(self.plan, whole, known, result, cotangent)
-                    (terms,) = pull(jax.tree.map(lambda g, y: g.astype(y.dtype), grads[3:], held))
+                    outputs, pull = jax.vjp(tabled, x.terms)
+                    inputs = Operands(x.q, x.k, x.v, *outputs)
+                    grads = tiled.backward(self.plan, inputs, pair, result, cotangent)
+                    d_outputs = jax.tree.map(lambda g, y: g.astype(y.dtype), grads[3:], outputs)
+                    (terms,) = pull(d_outputs)
                     return grads._replace(tables=None, terms=terms)
 
                 nothing = zeros(x._replace(tables=None))
-                grads = self._unless_hidden(known, run, nothing, x)
+                grads = self._unless_hidden(pair, run, nothing, x)
                 d_q, d_terms = jax.tree.map(jnp.add, (d_q, d_terms), (grads.q, grads.terms))
                 return (d_q, d_terms), (grads.k, grads.v)
 
             d_terms, d_keys = carry
             start = zeros(queries[0]), d_terms
-            (d_q, d_terms), more = jax.lax.scan(meet, start, of_k)
-            return (d_terms, jax.tree.map(jnp.add, d_keys, more)), d_q
+            (d_q, d_terms), d_of_run = jax.lax.scan(meet, start, of_k)
+            return (d_terms, jax.tree.map(jnp.add, d_keys, d_of_run)), d_q
 
         start = zeros(operands.terms), zeros(of_k[:2])
         runs = of_q, *jax.tree.map(self._split, (result, cotangent))
@@ -140,7 +141,7 @@ class TileHops(NamedTuple):
         return Operands(d_q, d_k, d_v, tables=None, terms=d_terms)
 
     def _split(self, x: jax.Array, axis: int = 2) -> jax.Array:
-        """The runs along an axis; they lead."""
+        """The runs along an axis, as the first axis."""
         x = x.reshape(*x.shape[:axis], self.split.runs, -1, *x.shape[axis + 1 :])
         return jnp.moveaxis(x, axis, 0)
 
@@ -155,9 +156,9 @@ class TileHops(NamedTuple):
         return (*of_q, tokens[0]), (*of_k, tokens[1])
 
     def _unless_hidden(self, fixed: Fixed, f: Any, nothing: Any, like: Any):
-        """f(); or `nothing`, typed alike, where the mask hides all of two runs."""
-        some = schedule.visible(self.plan, fixed.q, fixed.k)[0].any()
-        return jax.lax.cond(some, f, lambda: varying_like(nothing, like))
+        """f(); or `nothing`, with the same types, where the mask hides all of two runs."""
+        visible = schedule.visible(self.plan, fixed.q, fixed.k)[0].any()
+        return jax.lax.cond(visible, f, lambda: varying_like(nothing, like))
 
 
 def _pair(operands: Operands, queries: tuple, keys: tuple) -> tuple[Operands, Fixed]:

@@ -1,4 +1,4 @@
-"""Scores of positions alone in a tile of several rows: rows of the same positions share them."""
+"""Scores of positions alone, shared by the batch rows of a tile that have the same positions."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ from pe_jax.encodings.terms import Side, Term
 def scores(term: Term, q: Side, k: Side, states: Any) -> Any:
     """`term.scores`, evaluated once for all rows of the batch that have the same positions.
 
-    Those that differ are evaluated one by one. Documents that begin within a row lower its
-    positions, so that the greatest of all rows are those of a row without.
+    The others are evaluated one by one. The shared positions are the greatest of all rows: those of
+    a row in which no document begins, as a document that begins within a row lowers its positions.
     """
     positions = q.tokens.positions, k.tokens.positions
     batch = max(map(len, positions))
     of_positions = getattr(term, "positions_alone", False) and term.distances != "formula"
     if batch == 1 or not of_positions:
         return term.scores(q, k, states)
-    q, k = (side._replace(x=side.x[:1]) for side in (q, k))  # tells the number of heads
+    q, k = (side._replace(x=side.x[:1]) for side in (q, k))  # for the number of heads
 
     @jax.checkpoint
     def of_row(term: Any, positions: tuple) -> jax.Array:
@@ -32,8 +32,8 @@ def scores(term: Term, q: Side, k: Side, states: Any) -> Any:
     greatest = tuple(x.max(0) for x in positions)
     common = of_row(term, greatest)
 
-    def row(own: tuple) -> jax.Array:
-        same = jnp.stack([(x == y).all() for x, y in zip(own, greatest, strict=True)]).all()
-        return jax.lax.cond(same, lambda: common, lambda: of_row(term, own))
+    def row(positions: tuple) -> jax.Array:
+        same = jnp.stack([(x == y).all() for x, y in zip(positions, greatest, strict=True)]).all()
+        return jax.lax.cond(same, lambda: common, lambda: of_row(term, positions))
 
     return jax.lax.map(row, tuple(jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in positions))

@@ -58,7 +58,7 @@ def attend(
     """As `reference.attend`, in tiles; gradients reach vectors, states and terms, not positions.
 
     Raises:
-      ValueError: a kind of term that it does not know.
+      ValueError: a kind of term that this engine does not support.
     """
     block.require_known(terms, ("pairs", "later keys"), "the tiled engine")
     options = {"devices": devices(q.x, k.x, v), "segments": q.tokens.segments is not None}
@@ -73,7 +73,7 @@ def attend(
     return result.out[:, :, :queries], result.lse[:, :, :queries]
 
 
-# Eager calls of one kind share a program: loops over functions made anew would compile each time.
+# Eager calls of one kind share a program: without jit, loops over new closures compile each time.
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
     """Attention over these keys alone."""
@@ -87,7 +87,7 @@ def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
 def backward(
     plan: Plan, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
 ) -> Operands:
-    """Gradients, float32, where `result` is that over all keys, of which these may be some."""
+    """Gradients, float32; `result` is over all keys, of which these may be a part."""
     run = functools.partial(passes.backward, plan)
     axes = (OPERANDS, FIXED, RESULT, RESULT)
     return plan.groups.map(run, axes, (operands, fixed, result, cotangent), OPERANDS, operands)

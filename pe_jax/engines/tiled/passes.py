@@ -1,8 +1,8 @@
 """The forward and the backward pass over the tiles of a group of heads.
 
-`Row` is what a row of tiles has in common; its `tile` gives the scores of one, from `block`. Both
+`Group` has the operands of a group and cuts tiles from them; `block` computes their scores. Both
 passes visit a row's tiles stage by stage (`schedule`): forward an online softmax, backward each
-tile again and its VJP. Neither knows what an encoding adds.
+tile again and its VJP. Neither depends on the encoding.
 
 b, h batch and heads of the group, k its key heads, r, c rows and columns of a tile, T queries,
 S keys, E and F widths of keys and values.
@@ -35,13 +35,13 @@ class Tile(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group of heads, ready to be visited."""
+    """A group of heads: its operands, and the tiles to visit."""
 
     plan: Plan
     operands: Operands
     fixed: Fixed
     visits: tuple[Visit, ...]
-    reach: Any  # what no product of a query exceeds, [b, h, T, 1], where rows can be left; or None
+    reach: Any  # bound on each query's products, [b, h, T, 1], if rows can stop early; or None
 
     @classmethod
     def of(cls, plan: Plan, operands: Operands, fixed: Fixed) -> "Group":
@@ -54,10 +54,10 @@ class Group(NamedTuple):
         visits = schedule.visits(plan, fixed.q, fixed.k, skip)
         return cls(plan, x, fixed, visits, reach)
 
-    # What a tile takes, and where its gradients go.
+    # The operands of a tile, and where its gradients go.
 
     def cut(self, tile: Tile) -> Operands:
-        """The tile's part of the operands, in float32."""
+        """The operands of a tile, in float32."""
         x, (rows, columns) = self.operands, self.plan.grid[:2]
         q = jax.tree.map(lambda y: _cut(y, tile.i * rows, rows, 2), x.q)
         k, v = jax.tree.map(lambda y: _cut(y, tile.j * columns, columns, 2), (x.k, x.v))
@@ -67,31 +67,31 @@ class Group(NamedTuple):
         q, k, v = jax.tree.map(lambda y: y.astype(jnp.float32), (q, k, v))
         return Operands(q, k, v, tables, x.terms)
 
-    def add(self, total: Operands, part: Operands, tile: Tile) -> Operands:
-        """The gradients of all but the queries, as `transposed`, with those of a tile."""
+    def add(self, total: Operands, grads: Operands, tile: Tile) -> Operands:
+        """Adds a tile's gradients of all but the queries; k and v are `_transposed` in `total`."""
         columns = self.plan.grid.columns
         k, v = jax.tree.map(
             lambda a, b: _add(a, b, tile.j * columns, 3),
             (total.k, total.v),
-            _transposed((part.k, part.v)),
+            _transposed((grads.k, grads.v)),
         )
         if (window := self.window(tile)) is None:
-            tables = jax.tree.map(jnp.add, total.tables, part.tables)
+            tables = jax.tree.map(jnp.add, total.tables, grads.tables)
         else:
-            tables = jax.tree.map(lambda a, b: _add(a, b, window[0], 1), total.tables, part.tables)
-        terms = jax.tree.map(jnp.add, total.terms, part.terms)
+            tables = jax.tree.map(lambda a, b: _add(a, b, window[0], 1), total.tables, grads.tables)
+        terms = jax.tree.map(jnp.add, total.terms, grads.terms)
         return Operands(None, k, v, tables, terms)
 
     def window(self, tile: Tile) -> tuple[Any, int] | None:
-        """Of tables, which distance is a tile's first and how many it has; None: takes them whole.
+        """A tile's entries in tables: the first, and how many; None: it takes whole tables.
 
-        It begins at its top right corner, the greatest distance. Beyond the horizons a tile has
-        one: the first, or, ahead of the queries, the last.
+        The first is that of its greatest distance, the bottom left corner. Beyond the horizons a
+        tile has one entry: the table's first or, where keys are ahead of queries, its last.
         """
         plan, (rows, columns) = self.plan, self.plan.grid[:2]
         gap = tile.i * rows - tile.j * columns if tile.stage.gap is None else tile.stage.gap
         if tile.stage.uniform:
-            end = jnp.iinfo(jnp.int32).max  # of a table of any length
+            end = jnp.iinfo(jnp.int32).max  # clamped to the end of any table
             return 0 if plan.one_sided else jnp.where(gap > 0, 0, end), 1
         if plan.uniform and plan.one_by_one:
             return None
@@ -100,65 +100,65 @@ class Group(NamedTuple):
 
     def tokens(self, tile: Tile) -> tuple[Tokens, Tokens]:
         """The tokens of a tile's queries and keys."""
-        each = (
+        sides = (
             (self.fixed.q, tile.i, self.plan.grid.rows),
             (self.fixed.k, tile.j, self.plan.grid.columns),
         )
         q, k = (
             jax.tree.map(lambda x, n=n, size=size: _cut(x, n * size, size, 1), side)
-            for side, n, size in each
+            for side, n, size in sides
         )
         return q, k
 
     # A tile.
 
-    def scores(self, own: Operands, tile: Tile, before: tuple) -> tuple[jax.Array, tuple]:
-        """The scores of a tile, hidden ones LOWEST: float32 [b, h, r, c]; and its rows' sums on."""
+    def scores(self, inputs: Operands, tile: Tile, before: tuple) -> tuple[jax.Array, tuple]:
+        """Scores of a tile, LOWEST if hidden: float32 [b, h, r, c]; and the sums rows carry on."""
         q_tokens, k_tokens = self.tokens(tile)
-        q = Side(own.q.x, own.q.raw, own.q.states, q_tokens)
-        k = Side(own.k.x, own.k.raw, own.k.states, k_tokens)
+        q = Side(inputs.q.x, inputs.q.raw, inputs.q.states, q_tokens)
+        k = Side(inputs.k.x, inputs.k.raw, inputs.k.states, k_tokens)
         pairs = None
         if tile.stage.masked:
             pairs = block.visible(self.plan.spec, self.fixed.masks, q_tokens, k_tokens)
         s, after = block.scores(
             self.plan.spec,
-            own.terms,
+            inputs.terms,
             q,
             k,
             pairs,
-            lines=self.lines(own, tile),
+            lines=self.lines(inputs, tile),
             before=before,
             multiply=functools.partial(products.multiply, self.operands.q.x.dtype),
             term_scores=alike_rows.scores if self.plan.alone else None,
         )
         return (s if pairs is None else jnp.where(pairs, s, LOWEST)), after
 
-    def values(self, own: Operands, tile: Tile, weights: jax.Array) -> jax.Array:
-        """What a tile of weights adds to the output: float32 [b, h, r, F]."""
+    def values(self, inputs: Operands, tile: Tile, weights: jax.Array) -> jax.Array:
+        """What a tile with these weights adds to the output: float32 [b, h, r, F]."""
         tokens = self.tokens(tile)
         if self.fixed.dropout is not None:
             weights = weights * self.fixed.dropout.factors(*tokens)
         mean = functools.partial(products.average, self.operands.v.dtype)
-        lines = self.lines(own, tile)
-        return block.values(own.terms, weights, *tokens, own.v, lines=lines, average=mean)
+        lines = self.lines(inputs, tile)
+        return block.values(inputs.terms, weights, *tokens, inputs.v, lines=lines, average=mean)
 
-    def lines(self, own: Operands, tile: Tile) -> tuple:
-        """For each term its values along the tile's diagonals, or None."""
+    def lines(self, inputs: Operands, tile: Tile) -> tuple:
+        """Each term's values along the tile's diagonals, or None."""
         plan, (rows, columns) = self.plan, self.plan.grid[:2]
         gap = tile.stage.gap
         if gap is None:
             gap = tile.i * rows - tile.j * columns
             gap = gap if self.fixed.base is None else gap + self.fixed.base
         lines = []
-        for term, how, table in zip(own.terms, plan.by_distance, own.tables, strict=True):
+        for term, how, table in zip(inputs.terms, plan.by_distance, inputs.tables, strict=True):
             if how == "formula":
-                far = jnp.arange(rows - 1, -columns - 1, -1, dtype=jnp.int32)
-                lines.append(Line(term.at(gap + far), rows - 1))
+                relative = jnp.arange(rows - 1, -columns - 1, -1, dtype=jnp.int32)
+                lines.append(Line(term.at(gap + relative), rows - 1))
             elif not how:
                 lines.append(None)
             elif self.window(tile) is not None:
                 lines.append(Line(table, rows - 1))
-            else:  # what is beyond the tile is left out
+            else:  # without the entries beyond the tile
                 (low, high), n = plan.range_of(term), table.shape[1]
                 offset, last = high - gap, low > 0 or not plan.one_sided
                 first = min(max(offset - (rows - 1), 0), n - 1)
@@ -169,14 +169,14 @@ class Group(NamedTuple):
     # Which tiles.
 
     def visit(self, i: Any, f: Callable, carry: Any) -> Any:
-        """Carry = f(tile, n, carry) for each tile of block row i, n counting those of a stage."""
+        """The carry after f(tile, n, carry) for each tile n of a stage, for all stages of row i."""
         for stage, visit in zip(schedule.stages(self.plan), self.visits, strict=True):
             columns, count = visit.columns[i], visit.counts[i]
 
             def step(n, carry, stage=stage, columns=columns):
                 return f(Tile(stage, i, columns[n]), n, carry)
 
-            if stage.gap:  # XLA would hoist the body of a loop, for rows that have no such tile too
+            if stage.gap:  # XLA would hoist a loop's body, and run it in rows without such a tile
                 once = functools.partial(step, 0)
                 carry = jax.lax.cond(count > 0, once, lambda carry: carry, carry)
             else:
@@ -184,7 +184,7 @@ class Group(NamedTuple):
         return carry
 
     def visit_while(self, more: Callable, i: Any, f: Callable, carry: Any) -> tuple[Any, Any]:
-        """The same while more(carry), where terms sum along rows; and how many were visited."""
+        """As `visit` while more(carry), for sums along rows; the number visited, and the carry."""
         (stage,), (order,) = schedule.stages(self.plan), self.visits
 
         def goes_on(state):
@@ -200,23 +200,23 @@ class Group(NamedTuple):
     def goes_on(self, i: Any, before: tuple, weight: jax.Array) -> jax.Array:
         """Whether tiles farther left count for any row of block row i.
 
-        Where the plan stops, whether a key there can matter; else whether the sums there are not
-        yet known. `before` are the sums that rows carry, `weight` [b, h, r, 1] the largest score of
-        each row, or the logarithm of its sum.
+        If the plan stops early: whether a key there can matter; else whether the sums there are
+        still unsettled. `before` are the sums that rows carry, `weight` [b, h, r, 1] the largest
+        score of each row, or the logarithm of its sum.
         """
         first, size, terms = i * self.plan.grid.rows, self.plan.grid.rows, self.operands.terms
         if self.plan.stops:
             bias, sums = _cut(self.reach, first, size, 2), iter(before)
             states = jax.tree.map(lambda x: _cut(x, first, size, 2), self.operands.q.states)
-            for term, own in zip(terms, states, strict=True):
+            for term, state in zip(terms, states, strict=True):
                 if term.reads == "later keys":
-                    bias = bias + term.bias_of((own, None), next(sums))
+                    bias = bias + term.bias_of((state, None), next(sums))
             rows = bias - weight >= skipping.NEGLIGIBLE
         else:
             summed = [term for term in terms if term.reads == "later keys"]
-            each = [~term.settled(x) for term, x in zip(summed, before, strict=True)]
-            rows = functools.reduce(jnp.logical_or, each)
-        if self.fixed.q.segments is not None:  # padding would go on for ever
+            unsettled = [~term.settled(x) for term, x in zip(summed, before, strict=True)]
+            rows = functools.reduce(jnp.logical_or, unsettled)
+        if self.fixed.q.segments is not None:  # padding would never stop
             rows &= (_cut(self.fixed.q.segments, first, size, 1) >= 0)[:, None, :, None]
         return rows.any()
 
@@ -225,13 +225,13 @@ def _cut(x: jax.Array, start: Any, size: int, axis: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
 
-def _add(total: jax.Array, part: jax.Array, start: Any, axis: int) -> jax.Array:
-    old = jax.lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
-    return jax.lax.dynamic_update_slice_in_dim(total, old + part, start, axis)
+def _add(total: jax.Array, more: jax.Array, start: Any, axis: int) -> jax.Array:
+    old = jax.lax.dynamic_slice_in_dim(total, start, more.shape[axis], axis)
+    return jax.lax.dynamic_update_slice_in_dim(total, old + more, start, axis)
 
 
 def _transposed(tree: Any) -> Any:
-    """[..., S, E] as [..., E, S]: gradients of keys and values are added up as products come."""
+    """[..., S, E] as [..., E, S]: the layout of products that give gradients of keys and values."""
     return jax.tree.map(lambda x: jnp.swapaxes(x, 2, 3), tree)
 
 
@@ -261,11 +261,11 @@ def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
     def row(_, i):
         def visit(tile, n, carry):
             running, before = carry
-            own = group.cut(tile)
-            s, after = group.scores(own, tile, before)
+            inputs = group.cut(tile)
+            s, after = group.scores(inputs, tile, before)
             top = jnp.maximum(running.top, s.max(-1, keepdims=True))
             p, fade = jnp.exp(s - top), jnp.exp(running.top - top)
-            out = running.out * fade + group.values(own, tile, p)
+            out = running.out * fade + group.values(inputs, tile, p)
             return Running(out, top, running.total * fade + p.sum(-1, keepdims=True)), after
 
         def more(carry):
@@ -289,7 +289,7 @@ def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
 
 
 class RowGradients(NamedTuple):
-    """What a row's tiles read of its output: [b, h, r, …]."""
+    """What the tiles of a row read in the backward pass: [b, h, r, …]."""
 
     d_out: jax.Array
     inner: jax.Array  # the part of each score's gradient that is the same for all keys
@@ -299,7 +299,7 @@ class RowGradients(NamedTuple):
 def backward(
     plan: Plan, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
 ) -> Operands:
-    """Gradients of a group, float32, where `result` is that over all keys, these or more."""
+    """Gradients of a group, float32; `result` is over all keys, these or more."""
     group = Group.of(plan, operands, fixed)
     inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
     # a row that sees nothing: so large that its weights are 0 here too
@@ -309,8 +309,8 @@ def backward(
     no_sums = varying_like(no_sums, operands)
 
     def zeros(tree):
-        made = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
-        return varying_like(made, operands)
+        arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
+        return varying_like(arrays, operands)
 
     def row(total, i):
         rows = jax.tree.map(lambda x: _cut(x, i * size, size, 2), all_rows)
@@ -319,9 +319,9 @@ def backward(
         def visit(tile, n, carry):
             d_q, total, d_after = carry
             before = jax.tree.map(lambda x: x[n], carried)
-            part, d_before = _tile_gradients(group, tile, rows, before, d_after)
-            d_q = jax.tree.map(jnp.add, d_q, part.q)
-            return d_q, group.add(total, part, tile), d_before
+            grads, d_before = _tile_gradients(group, tile, rows, before, d_after)
+            d_q = jax.tree.map(jnp.add, d_q, grads.q)
+            return d_q, group.add(total, grads, tile), d_before
 
         d_q = zeros(jax.tree.map(lambda x: _cut(x, 0, size, 2), operands.q))
         start = d_q, total, no_sums
@@ -349,44 +349,44 @@ def _tile_gradients(
     group: Group, tile: Tile, rows: RowGradients, before: tuple, d_after: tuple
 ) -> tuple[Operands, tuple]:
     """Computes a tile again, then the gradients of its operands and of the sums carried into it."""
-    own = group.cut(tile)
-    (s, _), pull = jax.vjp(lambda own, before: group.scores(own, tile, before), own, before)
+    inputs = group.cut(tile)
+    (s, _), pull = jax.vjp(lambda x, before: group.scores(x, tile, before), inputs, before)
     p = jnp.exp(s - rows.lse)
-    _, pull_values = jax.vjp(lambda own, p: group.values(own, tile, p), own, p)
-    d_own, d_p = pull_values(rows.d_out)
-    d_more, d_before = pull((p * (d_p - rows.inner), d_after))
-    return jax.tree.map(jnp.add, d_own, d_more), d_before
+    _, pull_values = jax.vjp(lambda x, p: group.values(x, tile, p), inputs, p)
+    d_inputs, d_p = pull_values(rows.d_out)
+    d_scored, d_before = pull((p * (d_p - rows.inner), d_after))
+    return jax.tree.map(jnp.add, d_inputs, d_scored), d_before
 
 
 def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tuple, Any]:
     """The sums that block row i carries into each of its tiles, [k_blocks, b, h, r, 1].
 
-    Backward, the gradient of a sum from the right is a sum from the left: so the row is visited
-    twice, from the right for these, one number for each row, tile and term, and from the left. Also
-    returns how many tiles count.
+    Backward, the gradient of a sum from the right is a sum from the left. So the row is visited
+    twice: from the right for these sums (one number per row, tile and term), then from the left.
+    Also returns how many tiles count.
     """
     plan = group.plan
     if not plan.sums:
         return (), None
 
     def visit(tile, n, carry):
-        kept, before = carry
-        kept = jax.tree.map(lambda all, x: all.at[n].set(x), kept, before)
-        return kept, group.scores(group.cut(tile), tile, before)[1]
+        sums, before = carry
+        sums = jax.tree.map(lambda all, x: all.at[n].set(x), sums, before)
+        return sums, group.scores(group.cut(tile), tile, before)[1]
 
-    kept = tuple(jnp.zeros((plan.grid.k_blocks, *x.shape), x.dtype) for x in no_sums)
-    start = varying_like((kept, no_sums), group.operands)
+    sums = tuple(jnp.zeros((plan.grid.k_blocks, *x.shape), x.dtype) for x in no_sums)
+    start = varying_like((sums, no_sums), group.operands)
 
     def more(carry):
         return group.goes_on(i, carry[1], lse)
 
-    count, (kept, last) = group.visit_while(more, i, visit, start)
+    count, (sums, last) = group.visit_while(more, i, visit, start)
     if plan.stops:
-        return kept, count
+        return sums, count
     visited = jnp.arange(plan.grid.k_blocks, dtype=jnp.int32) < count
     visited = visited[:, None, None, None, None]
-    kept = jax.tree.map(lambda x, y: jnp.where(visited, x, y), kept, last)
-    return kept, group.visits[0].counts[i]
+    sums = jax.tree.map(lambda x, y: jnp.where(visited, x, y), sums, last)
+    return sums, group.visits[0].counts[i]
 
 
 def _join_rows(x: jax.Array) -> jax.Array:

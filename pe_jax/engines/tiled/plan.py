@@ -1,4 +1,4 @@
-"""What is known of a call before its tiles are visited: what is static, and its operands.
+"""A call before its tiles are visited: its static plan, and its operands.
 
 B batch, T queries, S keys, H query heads, K key heads, E and F widths of keys and values, n
 distances.
@@ -19,7 +19,7 @@ from pe_jax.engines.tiled.sizes import CHOSEN, SHORT, Grid, TileSizes, alone, ar
 
 
 class Vectors(NamedTuple):
-    """What queries or keys bring along, `Side` without its tokens: [B, H or K, T, …]."""
+    """The arrays of queries or keys, a `Side` without its tokens: [B, H or K, T, …]."""
 
     x: Any  # after rotations
     raw: Any  # before rotations, or None
@@ -27,17 +27,17 @@ class Vectors(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What a call has gradients for, padded to whole tiles; or these gradients."""
+    """The inputs of a call that get gradients, padded to whole tiles; or these gradients."""
 
     q: Any
     k: Any
     v: Any
     tables: Any  # for each term its values by distance, the greatest first, [H or 1, n, …]; or None
-    terms: Any  # without what tables and states hold
+    terms: Any  # without the arrays that tables and states hold
 
 
 class Fixed(NamedTuple):
-    """What a call has no gradients for."""
+    """The inputs of a call that get no gradients."""
 
     q: Any  # the tokens of the queries
     k: Any  # those of the keys
@@ -64,7 +64,7 @@ RESULT = Result(SIDES, SIDES)
 
 
 class Plan(NamedTuple):
-    """What is static about a call.
+    """The static part of a call.
 
     Attributes:
       spec: sizes and options.
@@ -75,14 +75,14 @@ class Plan(NamedTuple):
         a "table"; or "", by its definition.
       gaps: distances of a tile's first query and first key in near tiles, the greatest first.
       uniform: whether in all other tiles a term of distances has the same value for every pair.
-      one_by_one: whether near tiles are compiled one by one, each for its distances: if they are
-        the diagonal and its neighbours.
-      partial: whether the mask may hide a part of any other tile than those on the diagonal.
+      one_by_one: whether each near tile is compiled for its distances: if they are the diagonal and
+        its neighbours.
+      partial: whether the mask may hide a part of a tile off the diagonal.
       hides: whether terms hide pairs, so that no tile is known to be visible as a whole.
       sums: whether a term sums along rows.
       skips: whether negligible tiles are left out.
-      stops: whether a row is left where sums along it make all further keys negligible.
-      alone: whether one CPU computes the call: rows of the batch may then be looked at one by one.
+      stops: whether a row ends where sums along it make all further keys negligible.
+      alone: whether one CPU computes the call: batch rows may then be evaluated one by one.
     """
 
     spec: AttentionSpec
@@ -125,7 +125,7 @@ def make_plan(
     segments: bool = True,
     on_ring: bool = False,
 ) -> Plan:
-    """What is static about a call; no array is read.
+    """The plan of a call; no array is read.
 
     Args:
       spec: sizes and options.
@@ -135,10 +135,10 @@ def make_plan(
       sizes: of tiles.
       devices: how many share batch and heads.
       segments: whether tokens have segments.
-      on_ring: whether these are a part of the tokens, whose distances are known when it runs.
+      on_ring: whether these tokens are a device's part, with distances known only at run time.
     """
-    known = ("table" if term.in_tables else term.distances for term in terms)
-    by_distance = tuple(known) if spec.in_order else ("",) * len(terms)
+    forms = ("table" if term.in_tables else term.distances for term in terms)
+    by_distance = tuple(forms) if spec.in_order else ("",) * len(terms)
     by_head = all(
         how or term.by_head or term.reads == "outside"
         for how, term in zip(by_distance, terms, strict=True)
@@ -179,13 +179,13 @@ def _reach(terms: tuple) -> int:
 
 
 def _near_and_far(plan: Plan, terms: tuple) -> Plan:
-    """With the gaps of tiles within the horizons, if all terms have one; else of the diagonal."""
-    held = [t for t, how in zip(terms, plan.by_distance, strict=True) if how == "table"]
-    if any(term.horizon is None for term in held):
+    """The plan with the gaps of tiles within the horizons; without a horizon, of the diagonal."""
+    tabled = [t for t, how in zip(terms, plan.by_distance, strict=True) if how == "table"]
+    if any(term.horizon is None for term in tabled):
         return plan._replace(gaps=(0,))
     side, most = plan.grid.rows, plan.grid.q_blocks - 1
-    ranges = [plan.range_of(term) for term in held]
-    # also of a horizon off the diagonal: the tiles in between read its near end
+    ranges = [plan.range_of(term) for term in tabled]
+    # up to a horizon off the diagonal too: the tiles in between read its near end
     ahead = max([0, *(-(-(high + side - 1) // side) - 1 for _, high in ranges)])
     behind = max([0, *(-(-(side - 1 - low) // side) - 1 for low, _ in ranges)])
     behind = 0 if plan.one_sided else behind
@@ -196,9 +196,9 @@ def _near_and_far(plan: Plan, terms: tuple) -> Plan:
 def lay_out(
     plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, dropout: Any = None, runs: int = 1
 ) -> tuple[Operands, Fixed]:
-    """The vectors and the tokens, padded to whole tiles; tables are made from the terms.
+    """The inputs of a call, padded to whole tiles; `with_tables` adds the tables.
 
-    On a ring rows are cut into `runs` of tokens, each as long as the plan says.
+    On a ring rows consist of `runs` runs of tokens, each as long as the plan says.
     """
     q_tokens, k_tokens = fill_tokens(plan, q.tokens, k.tokens, runs)
     operands = Operands(
@@ -222,7 +222,7 @@ def lay_out(
 
 
 def with_tables(plan: Plan, operands: Operands, base: Any = None) -> Operands:
-    """With the values of terms of distances, each evaluated once; `base` as in `Fixed`."""
+    """The operands with tables of terms of distances, evaluated once; `base` as in `Fixed`."""
     tables, terms = [], []
     for term, how in zip(operands.terms, plan.by_distance, strict=True):
         tables.append(_table(plan, term, base) if how == "table" else None)
@@ -233,7 +233,7 @@ def with_tables(plan: Plan, operands: Operands, base: Any = None) -> Operands:
 def _table(plan: Plan, term: Any, base: Any) -> jax.Array:
     """Values by distance, the greatest first: [H or 1, n, …].
 
-    To the horizon, or of all distances of near tiles, or of all tiles, and one more, so that each
+    They end at the horizon, or cover near tiles or all tiles, plus one entry, so that each tile
     cuts rows + columns.
     """
     (queries, keys), lengths, (rows, columns) = plan.lengths, plan.grid.lengths, plan.grid[:2]
@@ -272,7 +272,7 @@ def pad(x: jax.Array, axis: int, length: int, runs: int = 1, **how: Any) -> jax.
 
 
 def _fill(side: Side, length: int, runs: int) -> Vectors:
-    """The vectors of a side; padding repeats the last state: of falling ones it is the least."""
+    """The vectors of a side; padding repeats the last state, the least if states fall."""
     last = functools.partial(pad, axis=2, length=length, runs=runs, mode="edge")
     states = jax.tree.map(
         lambda x: last(jnp.broadcast_to(x, (len(side.x), *x.shape[1:]))), side.states
@@ -282,9 +282,9 @@ def _fill(side: Side, length: int, runs: int) -> Vectors:
 
 
 def fill_tokens(plan: Plan, q: Tokens, k: Tokens, runs: int = 1) -> list[Tokens]:
-    """Tokens to the end of the last tile of each of `runs`.
+    """Tokens padded to the end of the last tile of each of `runs`.
 
-    Padding comes later than every token, or is of a segment that sees nothing.
+    Padding comes later than every token, or has a segment that sees nothing.
     """
     if plan.grid.lengths == plan.lengths:
         return [q, k]
@@ -294,10 +294,10 @@ def fill_tokens(plan: Plan, q: Tokens, k: Tokens, runs: int = 1) -> list[Tokens]
 
 def _fill_side(tokens: Tokens, length: int, later: bool, runs: int) -> Tokens:
     last = functools.partial(pad, axis=1, length=length, runs=runs, mode="edge")
-    more = length - tokens.index.shape[1]
+    extra = length - tokens.index.shape[1]
     index, segments = last(tokens.index), tokens.segments
     if later:
-        index = index.at[:, length - more :].add(jnp.arange(1, more + 1, dtype=index.dtype))
+        index = index.at[:, length - extra :].add(jnp.arange(1, extra + 1, dtype=index.dtype))
     elif segments is None:
         segments = jnp.zeros(tokens.index.shape, jnp.int32)
     if segments is not None:

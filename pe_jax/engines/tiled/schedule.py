@@ -1,9 +1,9 @@
 """Which tiles of a row are visited, in which order and how: stages, one loop after the other.
 
-A tile without a visible pair is not visited, one of which all pairs are visible needs no mask.
+A tile without a visible pair is not visited; a tile whose pairs are all visible needs no mask.
 Tiles near the diagonal, within the horizon of terms of distances, are compiled for their distances
-if they are few; in those beyond each such term is one value. Where a term sums along rows, all
-tiles are visited from the right.
+if they are few; in a tile beyond the horizon each such term is one value. Where a term sums along
+rows, all tiles are visited from the right.
 """
 
 from typing import Any, NamedTuple
@@ -46,32 +46,32 @@ def stages(plan: Plan) -> tuple[Stage, ...]:
     )
     if len(near) > 0 and plan.grid.k_blocks == 1:
         return near
-    whole, part = (Stage(None, plan.uniform, masked) for masked in (False, True))
+    whole, partial = (Stage(None, plan.uniform, masked) for masked in (False, True))
     if not plan.one_by_one:
         near = tuple(Stage(None, uniform=False, masked=masked) for masked in (False, True))
     if plan.hides:
-        return tuple(stage for stage in (part, *near) if stage.masked)
-    return (whole, part, *near) if plan.partial or not near else (whole, *near)
+        return tuple(stage for stage in (partial, *near) if stage.masked)
+    return (whole, partial, *near) if plan.partial or not near else (whole, *near)
 
 
 def visits(plan: Plan, q: Tokens, k: Tokens, skip: Any = None) -> tuple[Visit, ...]:
     """The tiles of each stage; those in `skip` (bool [q_blocks, k_blocks]) are left out."""
-    some, whole = visible(plan, q, k)
-    some = some if skip is None else some & ~skip
+    any_visible, all_visible = visible(plan, q, k)
+    any_visible = any_visible if skip is None else any_visible & ~skip
     i = jnp.arange(plan.grid.q_blocks, dtype=jnp.int32)
     j = jnp.arange(plan.grid.k_blocks, dtype=jnp.int32)
     ahead = i[:, None] - j[None]
     near = jnp.isin(ahead, jnp.asarray(plan.gaps, jnp.int32) // plan.grid.rows)
-    orders, each = [], stages(plan)
-    for stage in each:
+    orders, all_stages = [], stages(plan)
+    for stage in all_stages:
         if stage.gap is not None:
             n = stage.gap // plan.grid.rows
-            count = (some & (ahead == n)).any(1).astype(jnp.int32)
+            count = (any_visible & (ahead == n)).any(1).astype(jnp.int32)
             orders.append(Visit((i - n)[:, None], count))
             continue
-        chosen = some & (~near if stage.uniform == plan.uniform else near)
-        if stage._replace(masked=not stage.masked) in each:
-            chosen &= ~whole if stage.masked else whole
+        chosen = any_visible & (~near if stage.uniform == plan.uniform else near)
+        if stage._replace(masked=not stage.masked) in all_stages:
+            chosen &= ~all_visible if stage.masked else all_visible
         if plan.sums:  # from the right
             columns = plan.grid.k_blocks - 1 - jnp.argsort(~chosen[:, ::-1], axis=1, stable=True)
         else:
@@ -88,7 +88,7 @@ class Range(NamedTuple):
 
 
 def _ranges(q: jax.Array, k: jax.Array, plan: Plan) -> tuple[Range, Range]:
-    """Of values [B or 1, T]: in each block of queries [q_blocks, 1], and of keys [1, k_blocks]."""
+    """Ranges of values [B or 1, T] in blocks of queries [q_blocks, 1] and of keys [1, k_blocks]."""
 
     def of_blocks(x, size, axis):
         x = x.reshape(len(x), -1, size)
@@ -98,12 +98,13 @@ def _ranges(q: jax.Array, k: jax.Array, plan: Plan) -> tuple[Range, Range]:
 
 
 def visible(plan: Plan, q: Tokens, k: Tokens) -> tuple[jax.Array, jax.Array]:
-    """Tiles with any visible pair, and those with no other: bool [q_blocks, k_blocks] each."""
+    """Tiles with any visible pair, and with visible pairs only: bool [q_blocks, k_blocks] each."""
     spec = plan.spec
-    some = whole = jnp.ones((plan.grid.q_blocks, plan.grid.k_blocks), bool)
+    any_visible = all_visible = jnp.ones((plan.grid.q_blocks, plan.grid.k_blocks), bool)
     rows, columns = _ranges(q.index, k.index, plan)
     if spec.causal:
-        some, whole = some & (rows.high >= columns.low), whole & (rows.low >= columns.high)
+        any_visible &= rows.high >= columns.low
+        all_visible &= rows.low >= columns.high
     if spec.window is not None:
         width = spec.window
         near = (rows.low - columns.high < width) & (columns.low - rows.high < width)
@@ -112,9 +113,9 @@ def visible(plan: Plan, q: Tokens, k: Tokens) -> tuple[jax.Array, jax.Array]:
             rank = k.index if k.rank is None else k.rank
             _, ranks = _ranges(q.index, rank, plan)
             near, inside = near | (ranks.low < spec.sinks), inside | (ranks.high < spec.sinks)
-        some, whole = some & near, whole & inside
+        any_visible, all_visible = any_visible & near, all_visible & inside
     if q.segments is not None and k.segments is not None:
         rows, columns = _ranges(q.segments, k.segments, plan)
-        some &= (rows.high >= columns.low) & (rows.low <= columns.high) & (rows.high >= 0)
-        whole &= (rows.low == columns.high) & (rows.high == columns.low) & (rows.low >= 0)
-    return some, whole
+        any_visible &= (rows.high >= columns.low) & (rows.low <= columns.high) & (rows.high >= 0)
+        all_visible &= (rows.low == columns.high) & (rows.high == columns.low) & (rows.low >= 0)
+    return any_visible, all_visible

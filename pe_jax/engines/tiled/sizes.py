@@ -1,12 +1,12 @@
 """How large tiles are, and how many.
 
 On a CPU a tile holds two heads or more (XLA splits elementwise loops over the leading axes only, so
-one for each core), and the heads take turns: what a tile needs stays in the caches. Of short rows
+one for each core), and the heads take turns: the data of a tile stays in the caches. For short rows
 it holds few scores of many heads: half of a large tile would be hidden, and its scores would leave
-the caches; but not where vectors of distances reach over several such tiles, each of which would
-multiply its own part of them. On other devices, and on several, a tile holds all heads, so that a
-sharded batch or head axis is never looped over; its sides halve until it fits MOST scores per
-device.
+the caches. That is not so where vectors of distances reach over several small tiles, each of which
+would multiply its own part of them. On other devices, and on several, a tile holds all heads, so
+that a sharded batch or head axis is never looped over; its sides halve until it fits MOST scores
+per device.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ SHORT = 512  # tokens: rows up to here have small tiles
 
 @dataclasses.dataclass(frozen=True)
 class TileSizes(PlainFields):
-    """Sizes of tiles; what is None is chosen for each call.
+    """Sizes of tiles; a size of None is chosen for each call.
 
     Attributes:
       rows: queries in a tile.
@@ -45,7 +45,7 @@ CHOSEN = TileSizes()
 
 
 class Grid(NamedTuple):
-    """The tiles of a call, or of what one device has of it."""
+    """The tiles of a call, or of one device's part of it."""
 
     rows: int  # queries in a tile
     columns: int  # keys in a tile
@@ -107,15 +107,15 @@ def _side(side: int, pairs: int, length: int) -> int:
 
 
 def _even(length: int, widest: int) -> int:
-    """A block length that cuts `length` with little to spare, in 64s (16s of 64) if in several."""
+    """A block length with little padding: in 64s (16s if `widest` is 64), or all of `length`."""
     blocks, step = -(-length // widest), min(SMALL, max(widest // 4, 1))
     return length if blocks == 1 else min(widest, -(-length // (blocks * step)) * step)
 
 
 def _group(batch: int, heads: int, kv_heads: int, area: int) -> tuple[int, int]:
-    """How much of the batch and of the heads one tile takes, of `area` scores per pair of both.
+    """How many batch rows and heads one tile holds, with `area` scores for each pair of these.
 
-    The heads of a group share one key head, or bring all queries of several.
+    The heads of a group share one key head, or are all query heads of several.
     """
     most = max(AREA // area, min(os.cpu_count() or 1, 8))
     shared = heads // kv_heads
@@ -130,12 +130,12 @@ def devices(*arrays) -> int:
     """The number of devices that share what is computed from these arrays.
 
     The mesh in force says so (`jax.set_mesh`; a shard_map, whose manual axes do not count); where
-    there is none, the mesh that the arrays lie on, which their types tell under jit too. Neither:
-    one device, however many the process sees. The engine and the sizes of tiles follow from it, and
-    never a result: XLA divides whatever it is given.
+    there is none, the mesh that the arrays lie on, which their types tell under jit too. Without
+    either: one device, however many the process sees. The choice of engine and tile sizes depends
+    on this number, results do not: XLA partitions any program.
 
-    What is not found is a mesh that `in_shardings` alone know, of a jit whose arguments lie on no
-    mesh. Enter the mesh (`jax.set_mesh`), as the trainer does, or heads take turns that could run
+    A mesh that only `in_shardings` name, of a jit whose arguments lie on no mesh, is not found.
+    Enter the mesh (`jax.set_mesh`), as the trainer does; otherwise heads take turns that could run
     side by side.
     """
     mesh = jax.sharding.get_abstract_mesh()

@@ -1,13 +1,13 @@
 """Tiles that a decaying bias makes negligible are left out.
 
 As q·k ≤ |q|·max|k|, every score of a tile has a bound; where it is far below the score of each
-query's own key, the tile changes nothing. It is known where biases that decay are all that is added
-to q·k and each query sees its own key. What a bias is at most in a tile its kind says
-(`Term.bound`): of distances from the nearest one, of running sums of the input (FoX; Lin et al.,
-"Adaptive Computation Pruning", arXiv 2504.06949) from the sums at the nearest two tokens.
+query's own key, the tile changes nothing. The bound holds if only biases that decay are added to
+q·k and each query sees its own key. `Term.bound` is the most that a bias is in a tile: for biases
+of distances at the nearest distance, for running sums of the input (FoX; Lin et al., "Adaptive
+Computation Pruning", arXiv 2504.06949) from the sums at the nearest two tokens.
 
 To skip more: give a kind a tighter `bound`, take smaller tiles (`TileSizes`), or raise NEGLIGIBLE
-towards 0, which costs accuracy: what is left out has a weight below exp(NEGLIGIBLE).
+towards 0, which costs accuracy: keys left out have weights below exp(NEGLIGIBLE).
 
 b, h batch and heads of a group, T queries.
 """
@@ -26,7 +26,7 @@ NEGLIGIBLE = -30.0  # a key whose score is so far below another's has a weight b
 
 
 def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
-    """Whether negligible tiles can be told: not where a term may hide a query's own key."""
+    """Whether negligible tiles can be found: not where a term may hide a query's own key."""
     inside = [term for term in terms if term.reads != "outside"]
     decay = bool(inside) and all(term.decays and term.reads == "pairs" for term in inside)
     placed = spec.contiguous or not any(term.distances for term in inside)
@@ -35,9 +35,9 @@ def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
 
 
 def can_stop(spec: AttentionSpec, terms: tuple) -> bool:
-    """Whether a row can be left where a sum along it makes all further keys negligible.
+    """Whether a row can end where a sum along it makes all further keys negligible.
 
-    What is far is compared with the scores of visible pairs, so that terms may hide some.
+    Far keys are compared with the scores of visible pairs, so terms may hide some pairs.
     """
     inside = [term for term in terms if term.reads != "outside" and not term.hides]
     decay = bool(inside) and all(term.decays and term.reads == "later keys" for term in inside)
@@ -45,7 +45,7 @@ def can_stop(spec: AttentionSpec, terms: tuple) -> bool:
 
 
 def largest_product(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
-    """What no product of a query [b, h, T, E] and a key exceeds: float32 [b, h, T, 1]."""
+    """A bound on the products of each query [b, h, T, E] and any key: float32 [b, h, T, 1]."""
     q, k = (jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in (q, k))
     longest = repeat_heads(k.max(-1, keepdims=True)[..., None], q.shape[1])
     return scale * q[..., None] * longest
@@ -59,15 +59,15 @@ def own_scores(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
 
 
 def negligible_tiles(plan: Any, operands: Any, fixed: Any) -> jax.Array:
-    """Tiles in which each key is negligible beside the query's own: bool [q_blocks, k_blocks]."""
+    """Tiles whose keys are all negligible against the query's own: bool [q_blocks, k_blocks]."""
     grid, scale, q = plan.grid, plan.spec.scale_of(operands.terms), operands.q.x
-    over = largest_product(q, operands.k.x, scale) - fixed.own_scores
-    over = over.reshape(*q.shape[:2], grid.q_blocks, -1).max(-1)
+    excess = largest_product(q, operands.k.x, scale) - fixed.own_scores
+    excess = excess.reshape(*q.shape[:2], grid.q_blocks, -1).max(-1)
     first_q = grid.rows * jnp.arange(grid.q_blocks, dtype=jnp.int32)[:, None]
     first_k = grid.columns * jnp.arange(grid.k_blocks, dtype=jnp.int32)[None]
     gap = first_q - first_k + (0 if fixed.base is None else fixed.base)
     behind, ahead = gap - (grid.columns - 1), gap + grid.rows - 1
-    most = over[..., None]
+    most = excess[..., None]
     for term, *states in zip(operands.terms, operands.q.states, operands.k.states, strict=True):
         if term.reads == "outside":
             continue

@@ -1,9 +1,10 @@
 """Attention by cuDNN on NVIDIA GPUs (`implementation="cudnn"`), through `jax.nn`.
 
-It computes q·k of any channels. So do terms that are products (`common.with_products`), and biases
-of keys, as ALiBi, FoX and CABLE have under a causal mask (`common.with_key_biases`). Heads of q, k
-and v are filled up with zeros to one width, a multiple of 8 (MLA). Packed rows stay with our
-kernels: `jax.nn` has the lengths of rows, not the offsets of documents.
+It computes q·k of any channels. Terms that are products become channels (`common.with_products`),
+and so do biases of keys, as ALiBi, FoX and CABLE have under a causal mask
+(`common.with_key_biases`). Heads of q, k and v are padded with zeros to one width, a multiple of 8
+(MLA). Packed rows stay with our kernels: `jax.nn` takes the lengths of rows, not the offsets of
+documents.
 
 B batch, T tokens, H query heads, K key heads, E width of q and k, F width of v.
 """
@@ -19,10 +20,10 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.gpu import launches
 
-HOPPER, WIDEST = 90, (128, 256)  # of heads: before that architecture, and from there on
-MULTIPLE = 8  # of a head's width
-LANES = 64  # that tiles are taken to be a multiple of
-MOST_FILLED = 1.5  # times the channels, with zeros, up to which it is taken (see `SKIPS_LITTLE`)
+HOPPER, WIDEST = 90, (128, 256)  # widths of heads before this architecture, and from it on
+MULTIPLE = 8  # widths of heads are padded to multiples
+LANES = 64  # the widths of tiles are assumed to be multiples
+MOST_FILLED = 1.5  # channels with zeros ÷ without, up to which it is chosen (see `SKIPS_LITTLE`)
 SAMPLE = 2 * 128 + 62  # tokens of a check: several blocks and a part of one
 
 
@@ -49,14 +50,14 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
 
 
 def is_faster(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> bool:
-    """Whether it is taken rather than our kernels, of calls without a `refusal`."""
+    """Whether cuDNN is chosen over our kernels, for calls without a `refusal`."""
     widths = q.x.shape[-1], v.shape[-1]
     filled = 2 * max(widths) / sum(widths)
     return filled <= MOST_FILLED and common.stock_is_faster(spec, terms, q, k, v, LANES)
 
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
-    """Tokens that meet whole blocks and a part of one."""
+    """Number of tokens for whole blocks and a part of one."""
     return SAMPLE
 
 
@@ -84,7 +85,7 @@ def attend(
 def _operands(
     spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """q [B, H, T, X], k and v [B, K or H, T, X] of one width, what is added in channels of q, k."""
+    """q [B, H, T, X], k and v [B, K or H, T, X] of one width; added terms are channels of q, k."""
     q, k = common.with_products(spec, terms, q, k)
     q, k = common.with_key_biases(spec.scale_of(terms), terms, q, k)
     v = repeat_heads(v, k.x.shape[1])

@@ -1,8 +1,7 @@
 """Attention on NVIDIA GPUs (`implementation="fused"`): Pallas kernels, forward and backward.
 
 FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what runs on the GPU,
-`passes` launches it; here is which calls it cannot run (`refusal`). What the kernels read
-(`operands`):
+`passes` launches it; `refusal` says which calls it cannot run. What the kernels read (`operands`):
 
 * a `DistanceFormula` is traced into the kernel, and so is a `TokenBias`, for which it loads the
   numbers of the tokens of both sides;
@@ -13,12 +12,12 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
   column;
 * other terms, a bias of two positions or of distances of several axes, or vectors without a
   horizon, is an array of biases for one chunk of queries after the other (`query_chunks`);
-* where nothing but biases that decay is added, each block begins where keys cannot matter yet
+* where only biases that decay are added, each block skips the blocks of keys that cannot matter
   (`common.blocks_that_matter`).
 
 Gradients are deterministic, without atomics: a table's are sums over rows, each of which one
-program owns; at explicit positions, which may repeat, it adds in rounds (`tiles`). A table without
-a horizon gets its gradient from one program per block diagonal.
+program owns; at explicit positions, which may repeat, the program adds in rounds (`tiles`). A table
+without a horizon gets its gradient from one program per block diagonal.
 
 Letters: B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v,
 n distances of a table, C coefficients of the formulas. Arrays that kernels read lead with a batch
@@ -44,7 +43,7 @@ from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
 
 WINDOWED = (kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeState)  # of any distances
 MAX_WIDTH = 256  # of a head
-LONGEST_NEAR = 512  # tokens that a check has for what lies within a horizon
+LONGEST_NEAR = 512  # most tokens that a check adds for pairs within a horizon
 
 
 def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
@@ -101,17 +100,17 @@ def strategies(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[str
     chosen = tuple(map(strategy, terms))
     if "pairs" in chosen or select(terms, *kinds.RELATIVE):
         return chosen
-    # Without chunks and vectors the kernels have a table of all distances.
+    # Without chunks and vectors the kernels use a table of all distances.
     return tuple("" if strategy == "window" else strategy for strategy in chosen)
 
 
 def _of_chunk(spec: AttentionSpec) -> AttentionSpec:
-    """As the kernels see a chunk: some of the queries, at any positions."""
+    """The spec of a chunk: some of the queries, at any positions."""
     return dataclasses.replace(spec, aligned=False, contiguous=False)
 
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
-    """Tokens that meet whole blocks, a part of one, and what lies past the horizon of tables."""
+    """Number of tokens for whole blocks, a part of one, and pairs past the horizon of tables."""
     longest = _launches(spec, terms, q, k, v).longest
     chosen = strategies(spec, terms, q, k)
     near = max(map(abs, common.horizon(query_chunks.kept(chosen, terms)) or (0,)))
@@ -153,7 +152,7 @@ def _launches(
     sizes: tuple[int, ...] | None = None,
     arch: int | None = None,
 ) -> launches.Launches:
-    """Those of a call, whether or not it is computed in chunks of queries."""
+    """The launches of a call, whether or not it is computed in chunks of queries."""
     chosen = strategies(spec, terms, q, k)
     spec = _of_chunk(spec) if any(chosen) else spec
     terms, q, k = query_chunks.of_kernels(chosen, terms, q, k)

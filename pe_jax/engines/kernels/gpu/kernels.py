@@ -4,9 +4,9 @@ FlashAttention-2 (Dao, arXiv 2307.08691) in Pallas, lowered by Triton. A program
 tokens of one side and visits the blocks of the other, tile by tile (`tiles`). What the kernels read
 is prepared in `operands`; `passes` launches them.
 
-Kernels take references: `Arrays`, what outputs are stored over where not all of them is stored (the
-same memory as these), an output of entries by distance, and other outputs, all of one batch row and
-one head; None for an output that is not wanted. Scores are kept times log2(e). Letters are those of
+Kernels take references: `Arrays`; blanks, arrays in the memory of outputs of which not every entry
+is stored; an output of entries by distance; and other outputs. All are of one batch row and one
+head; an output that is not wanted is None. Scores are kept times log2(e). Letters are those of
 `engine`.
 """
 
@@ -139,7 +139,7 @@ def diagonal_kernel(plan: Plan, x: Arrays, _, __, tiles) -> None:
         visited = x.k[tile.other, :], x.v[tile.other, :]
         return total + gradient(tile, owned, visited)[1]
 
-    lo, hi = plan.span  # what lies outside is not visible
+    lo, hi = plan.span  # distances outside are not visible
     meets = (offset * size + size > lo) & (offset * size - size < hi)
     first = jnp.maximum(offset, 0)
     last = jnp.where(meets, jnp.minimum(rows, columns + offset), first)

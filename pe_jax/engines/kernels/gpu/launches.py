@@ -1,8 +1,8 @@
 """How kernels are launched, by device: tokens of blocks, warps, stages of the pipeline.
 
 From launches.json, which `python -m tools.compile_gpu --choose` writes: of launches in the order of
-what should be fast, the first that compiles to machine code without spills. Those of Hopper in half
-precision were timed for heads of 64 (see `MEASURED` there), no others.
+expected speed, the first that compiles to machine code without spills. Only those of Hopper in half
+precision for heads of 64 were timed (see `MEASURED` there).
 """
 
 import functools
@@ -14,27 +14,27 @@ import jax
 
 KERNELS = ("forward", "queries", "keys", "diagonal")
 DTYPES = ("half", "float32")
-READS = (  # the most of what a tile needs beside q, k and v; `explicit`: by distances of positions
+READS = (  # the most that a tile reads besides q, k and v; `explicit`: by distances of positions
     *("scores", "formulas", "table", "vectors"),
     *("explicit", "bias"),
 )
 WIDTHS = (64, 128, 256)
-DEFAULT = 90  # what is compiled for where there is no GPU: Hopper
-SMALL = 89  # stands for all whose blocks have 99 KiB of shared memory …
-OTHERS = (86, 87, 120, 121)  # … which these are too
+DEFAULT = 90  # the architecture where there is no GPU: Hopper
+SMALL = 89  # represents all whose blocks have 99 KiB of shared memory …
+OTHERS = (86, 87, 120, 121)  # … as these have too
 
 
 class Launch(NamedTuple):
     """One kernel's launch. Blocks are powers of two from 16 on."""
 
     own: int  # tokens of a block that a program owns
-    other: int  # of one that it visits
+    other: int  # tokens of a block that it visits
     warps: int = 4
     stages: int = 2
 
 
 class Launches(NamedTuple):
-    """Those of the kernels of a call."""
+    """The launches of a call's kernels."""
 
     forward: Launch
     queries: Launch
@@ -47,14 +47,14 @@ class Launches(NamedTuple):
         return max(max(launch[:2]) for launch in self)
 
     def at_most(self, tokens: int) -> "Launches":
-        """The same launch, with blocks of at most this many tokens."""
+        """The same launches, with blocks of at most this many tokens."""
         return Launches(
             *(x._replace(own=min(x.own, tokens), other=min(x.other, tokens)) for x in self)
         )
 
 
 def alike(launch: Launch) -> Launches:
-    """One launch for all; the diagonal has square blocks."""
+    """One launch for all kernels; that of diagonals has square blocks."""
     side = min(launch[:2])
     return Launches(launch, launch, launch, launch._replace(own=side, other=side))
 
@@ -62,19 +62,19 @@ def alike(launch: Launch) -> Launches:
 def choose(arch: int, reads: str, dtype: str, width: int) -> Launches:
     """The launches for an architecture (90 for sm_90).
 
-    `reads` is of `READS`, `dtype` that of the operands, `width` the wider of theirs.
+    `reads` is of `READS`, `dtype` that of the operands, `width` their largest width.
     """
-    known = table()
-    arch = nearest(arch, tuple(known))
-    own = known[arch]["float32" if dtype == "float32" else "half"]
+    by_arch = table()
+    arch = nearest(arch, tuple(by_arch))
+    by_kernel = by_arch[arch]["float32" if dtype == "float32" else "half"]
     fits = next(w for w in WIDTHS if width <= w)
-    return Launches(*(Launch(*own[kernel][reads][str(fits)]) for kernel in KERNELS))
+    return Launches(*(Launch(*by_kernel[kernel][reads][str(fits)]) for kernel in KERNELS))
 
 
 def architecture() -> int | None:
     """Ten times the compute capability of the first device: 90 for Hopper.
 
-    That is also the answer where there is no GPU; None for one that is not NVIDIA's.
+    `DEFAULT` where there is no GPU; None for a GPU that is not NVIDIA's.
     """
     capability = str(getattr(jax.devices()[0], "compute_capability", DEFAULT / 10))
     digits = capability.replace(".", "")

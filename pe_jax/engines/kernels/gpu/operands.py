@@ -1,4 +1,4 @@
-"""What is static about a call of the GPU kernels, the arrays that they read, the blocks to visit.
+"""The static part of a call of the GPU kernels, the arrays that they read, the blocks to visit.
 
 Letters are those of `engine`.
 """
@@ -20,17 +20,17 @@ from pe_jax.engines.kernels.gpu import launches
 from pe_jax.engines.kernels.gpu.launches import Launch, Launches
 
 LOG2E = math.log2(math.e)
-MAX_DISTANCES = 2048  # within a horizon: that many entries per row are written out
+MAX_DISTANCES = 2048  # within a horizon: the most entries by distance that a row has
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan(common.ScorePlan):
-    """What is static about a call."""
+    """The static part of a call."""
 
     lengths: tuple[int, int]  # T and S before padding
     launches: Launches  # of every kernel
-    launch: Launch  # of the one at hand
-    arch: int  # what they are compiled for: 90 for sm_90
+    launch: Launch  # of this kernel
+    arch: int  # the architecture, 90 for sm_90
     span: tuple[int, int]  # the least and the largest distance of the tables, if there are any
     far: bool  # whether there are tables that are constant beyond the span, and few distances
     values: bool  # whether weights by distance are wanted
@@ -70,9 +70,9 @@ class PerToken(NamedTuple):
     index: Any = None
     rank: Any = None  # of keys: the index within the document, for sinks; None: that in the row
     segments: Any = None
-    round: Any = None  # how many before it in its block have its position; -1: padding
+    round: Any = None  # number of tokens before it in its block at its position; -1: padding
     lse: Any = None  # log2 of each row's sum, for gradients, [B, H, T]
-    delta: Any = None  # what is subtracted from the gradient of each weight, [B, H, T]
+    delta: Any = None  # subtracted from the gradient of each weight, [B, H, T]
 
 
 class Arrays(NamedTuple):
@@ -86,8 +86,8 @@ class Arrays(NamedTuple):
     rows: Any = None  # what each query adds to its scores, by distance, [B, H, T, n]
     columns: Any = None  # what each key adds to its scores, by distance, [B, H, S, n]
     bias: Any = None  # what is added to the scores of all pairs, [B or 1, H or 1, T, S]
-    q_numbers: Any = None  # those of the queries that biases of two tokens read, [B or 1, H, C, T]
-    k_numbers: Any = None  # the same of the keys, [B or 1, H, C, S]
+    q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
+    k_numbers: Any = None  # the same of keys, [B or 1, H, C, S]
     of_query: Any = None  # `PerToken` of the queries
     of_key: Any = None  # `PerToken` of the keys
     bounds: tuple | None = None  # first block to visit, one past the last: [B or 1, H or 1, blocks]
@@ -107,7 +107,7 @@ def make_plan(
     arch: int | None = None,
     biased: bool = False,
 ) -> Plan:
-    """What is static about a call; `sizes` and `arch` as for `engine.attend`.
+    """The plan of a call; `sizes` and `arch` as for `engine.attend`.
 
     `biased`: whether there is an array of biases of all pairs.
     """
@@ -149,7 +149,7 @@ def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tu
 
 
 def _reads(spec: AttentionSpec, terms: tuple, biased: bool) -> str:
-    """The most of what a tile needs beside q, k and v, of `launches.READS`."""
+    """The most that a tile reads besides q, k and v, of `launches.READS`."""
     if select(terms, kinds.DistanceTerm) and not spec.contiguous:
         return "explicit"
     if select(terms, *kinds.RELATIVE):
@@ -217,7 +217,7 @@ def table_distances(plan: Plan) -> jax.Array:
 
 
 def find_bounds(plan: Plan, x: Arrays, by_keys: bool = False) -> Arrays:
-    """The arrays with `bounds` and `sinks` of the blocks of one side; None: all blocks."""
+    """The arrays with `bounds` and `sinks` for the blocks of one side; None: all blocks."""
     spec, (q_size, k_size) = plan.spec, plan.sizes[::-1] if by_keys else plan.sizes
     tests, by_index, inside = [], [], []
     if plan.indexed or plan.sinks:
@@ -230,8 +230,8 @@ def find_bounds(plan: Plan, x: Arrays, by_keys: bool = False) -> Arrays:
         tests += [most >= 0, least <= 0]
     if plan.decays:
         numbers = None if x.coefficients is None else x.coefficients[0]
-        known = x.q, x.k, numbers, x.q_numbers, x.k_numbers
-        tests.append(common.blocks_that_matter(plan, *known, (q_size, k_size)))
+        arrays = x.q, x.k, numbers, x.q_numbers, x.k_numbers
+        tests.append(common.blocks_that_matter(plan, *arrays, (q_size, k_size)))
     sinks = None
     if plan.sinks:
         rank = _index(x.of_key.rank, x.k)
@@ -246,7 +246,7 @@ def find_bounds(plan: Plan, x: Arrays, by_keys: bool = False) -> Arrays:
 
 
 def with_rounds(plan: Plan, x: Arrays, by_keys: bool) -> Arrays:
-    """The arrays with rounds for the tokens of the side that is visited, block by block."""
+    """The arrays with a `round` for each token of the side that is visited, block by block."""
     side, size = "of_query" if by_keys else "of_key", plan.sizes[1]
     tokens, length = getattr(x, side), plan.lengths[not by_keys]
     blocks = tokens.positions.reshape(*tokens.positions.shape[:2], -1, size)
@@ -258,7 +258,7 @@ def with_rounds(plan: Plan, x: Arrays, by_keys: bool) -> Arrays:
 
 
 def _index(index: jax.Array | None, x: jax.Array) -> jax.Array:
-    """Numbers of tokens [B or 1, 1, T]: the given ones, or the indices of those of x."""
+    """`index` [B or 1, 1, T] or, if it is None, the indices of the tokens of x."""
     return jnp.arange(x.shape[2], dtype=jnp.int32)[None, None] if index is None else index
 
 

@@ -43,7 +43,7 @@ def _forward(plan: Plan, x: Arrays):
 
 
 def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:
-    """The tiles again: for the queries, for the keys, and for tables that are nowhere constant."""
+    """Gradients: a pass over tiles for queries, one for keys, one for tables without a horizon."""
     (x, out, lse, weights), (d_out, d_lse, d_weights) = saved, cotangents
     delta = (d_out * out).sum(-1)
     if plan.values:
@@ -114,11 +114,11 @@ attention = common.differentiable(_forward, _backward)
 
 
 def _launch(plan: Plan, name: str, x: Arrays, outs: tuple, blocks: int = 0) -> tuple:
-    """The `outs`, entries by distance first, which a kernel, by its name in `KERNELS`, writes.
+    """The `outs` that a kernel writes, by its name in `KERNELS`; entries by distance come first.
 
-    One program per block, head and batch row; unless told, the blocks are those of the side that
-    owns them. Of `outs` shapes are given, an array where what is not stored is to be as in that,
-    None for one that is not wanted.
+    One program per block, head and batch row; by default the blocks are those of the side that
+    programs own. An out is given by its shape, as an array that keeps the entries that are not
+    stored, or as None if it is not wanted.
     """
     batch, heads = x.q.shape[:2]
     plan = dataclasses.replace(plan, launch=getattr(plan.launches, name))
@@ -138,8 +138,8 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: tuple, blocks: int = 0) -> t
     if outs[0] is not None and not plan.spec.contiguous:
         x = operands.with_rounds(plan, x, name == "keys")
     wanted = [out for out in outs if out is not None]
-    over = [n for n, out in enumerate(wanted) if isinstance(out, jax.Array)]
-    blanks, given = [wanted[n] for n in over], len(jax.tree.leaves(x))
+    aliased = [n for n, out in enumerate(wanted) if isinstance(out, jax.Array)]
+    blanks, inputs = [wanted[n] for n in aliased], len(jax.tree.leaves(x))
     outs = jax.tree.map(lambda out: jax.ShapeDtypeStruct(out.shape, out.dtype), outs)
     warps, stages = plan.launch[2:]
     backend = tiles.triton and tiles.triton.CompilerParams(num_warps=warps, num_stages=stages)
@@ -149,7 +149,7 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: tuple, blocks: int = 0) -> t
         in_specs=jax.tree.map(block_spec, (x, blanks)),
         out_specs=jax.tree.map(block_spec, outs),
         out_shape=outs,
-        input_output_aliases={given + i: n for i, n in enumerate(over)},
+        input_output_aliases={inputs + i: n for i, n in enumerate(aliased)},
         compiler_params=backend,
         interpret=plan.interpret,
     )
@@ -157,7 +157,7 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: tuple, blocks: int = 0) -> t
 
 
 def run(plan: Plan, name: str, call: Callable, args: tuple) -> Any:
-    """What the call gives: by Triton itself where it is installed, else by JAX's copy of it."""
+    """The call's result, by Triton itself where it is installed, else by JAX's copy of it."""
     if plan.interpret or (triton := triton_route()) is None:
         return call(*args)
     return triton.run(call, args, name, plan.launch, plan.arch)

@@ -44,13 +44,13 @@ class KVLoop:
         self.owned_numbers = read_numbers(x.k_numbers if by_keys else x.q_numbers, self.own)
 
     def __call__(self, visit: Callable, carry):
-        """`visit(tile, carry)`, tile after tile."""
-        for part in ranges(self.plan, self.x, self.at, self.by_keys):
+        """The carry after `visit(tile, carry)` of each tile."""
+        for blocks in ranges(self.plan, self.x, self.at, self.by_keys):
 
-            def step(j, carry, part=part):
-                return visit(Tile(self, j, part.edge, part.far), carry)
+            def step(j, carry, blocks=blocks):
+                return visit(Tile(self, j, blocks.edge, blocks.far), carry)
 
-            carry = jax.lax.fori_loop(part.first, part.last, step, carry)
+            carry = jax.lax.fori_loop(blocks.first, blocks.last, step, carry)
         return carry
 
 
@@ -91,7 +91,7 @@ def ranges(plan: Plan, x: Arrays, at, by_keys: bool) -> list[Range]:
     if x.bounds is not None:
         begin = jnp.maximum(begin, x.bounds[0][at])
         end = clip(x.bounds[1][at], begin, end)
-    before, after = [], []  # what is visible outside the window
+    before, after = [], []  # blocks that are visible outside the window
     if x.sinks is not None:
         first, last = (ref[at] for ref in x.sinks)
         if not (in_order and by_keys):
@@ -115,7 +115,7 @@ def ranges(plan: Plan, x: Arrays, at, by_keys: bool) -> list[Range]:
 
 
 class Tile:
-    """A block of owned tokens and a visited one; what is known of their pairs: [owned, visited]."""
+    """A block of owned tokens and a visited one, and facts of their pairs: [owned, visited]."""
 
     def __init__(self, loop: KVLoop, j: Any, edge: bool = True, far: int | None = None):
         self.loop, self.plan, self.x = loop, loop.plan, loop.x
@@ -123,8 +123,8 @@ class Tile:
         self.other = pl.ds(j * self.plan.sizes[1], self.plan.sizes[1])
         self.sides = "kq" if loop.by_keys else "qk"
         self.slices = dict(zip(self.sides, (loop.own, self.other), strict=True))
-        parts = zip((loop.own, self.other), self.plan.sizes, strict=True)
-        indices = (part.start + jnp.arange(size, dtype=jnp.int32) for part, size in parts)
+        blocks = zip((loop.own, self.other), self.plan.sizes, strict=True)
+        indices = (tokens.start + jnp.arange(size, dtype=jnp.int32) for tokens, size in blocks)
         self.indices = dict(zip(self.sides, indices, strict=True))
 
     def along(self, side: str, values: jax.Array) -> jax.Array:
@@ -156,7 +156,7 @@ class Tile:
 
 
 def read_numbers(ref, tokens) -> list[jax.Array]:
-    """The C rows [tokens] of an array of numbers [C, T]; none if there is none."""
+    """The C rows [tokens] of an array of numbers [C, T]; an empty list for None."""
     return [] if ref is None else [ref[c, tokens] for c in range(ref.shape[0])]
 
 
@@ -164,17 +164,17 @@ def scores(tile: Tile, product: jax.Array) -> jax.Array:
     """The scores of a tile from q·k: times log2(e); minus infinity where hidden."""
     plan, x = tile.plan, tile.x
     tables = ((x.table, None), (x.rows, "q"), (x.columns, "k"))
-    parts = [look_up(tile, ref, side) for ref, side in tables if ref is not None]
+    biases = [look_up(tile, ref, side) for ref, side in tables if ref is not None]
     if x.bias is not None:
         bias = x.bias[tile.slices["q"], tile.slices["k"]]
-        parts.append(bias.T if tile.loop.by_keys else bias)
+        biases.append(bias.T if tile.loop.by_keys else bias)
     if x.coefficients is not None:
         numbers = [x.coefficients[c] for c in range(x.coefficients.shape[0])]
-        parts.append(plan.formula(numbers, distance=tile.distance()))
+        biases.append(plan.formula(numbers, distance=tile.distance()))
     if plan.of_tokens:
-        parts.append(plan.of_tokens(tile.numbers("q"), tile.numbers("k")))
+        biases.append(plan.of_tokens(tile.numbers("q"), tile.numbers("k")))
     s = product * (plan.scale * LOG2E)
-    s = s + functools.reduce(jnp.add, parts) * LOG2E if parts else s
+    s = s + functools.reduce(jnp.add, biases) * LOG2E if biases else s
     if plan.cap is not None:  # a bias of -inf hides a pair, whatever the cap
         capped = jnp.tanh(s * (1 / (plan.cap * LOG2E))) * (plan.cap * LOG2E)
         s = jnp.where(s < LOWEST, -jnp.inf, capped)
@@ -196,22 +196,22 @@ def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.A
 
 
 def visible(tile: Tile) -> jax.Array | None:
-    """Which pairs are visible; None where that is all."""
-    plan, spec, parts = tile.plan, tile.plan.spec, []
+    """Which pairs are visible; None: all."""
+    plan, spec, tests = tile.plan, tile.plan.spec, []
     q, k = (tile.along(side, tile.indices[side]) for side in "qk")
     if (tile.edge or plan.indexed) and (spec.causal or spec.window is not None):
         ahead = q - k if spec.aligned else tile.token("q", "index") - tile.token("k", "index")
-        parts += [ahead >= 0] if spec.causal else []
+        tests += [ahead >= 0] if spec.causal else []
         if spec.window is not None:
             inside = jnp.abs(ahead) < spec.window
             rank = k if tile.x.of_key.rank is None else tile.token("k", "rank")
-            parts.append(inside | (rank < plan.sinks) if plan.sinks else inside)
+            tests.append(inside | (rank < plan.sinks) if plan.sinks else inside)
     if tile.edge and plan.padded and not tile.loop.by_keys:
-        parts.append(k < plan.lengths[1])
+        tests.append(k < plan.lengths[1])
     if tile.x.of_query.segments is not None:
         ids = tile.token("q", "segments")
-        parts += [ids == tile.token("k", "segments"), ids >= 0]
-    return functools.reduce(jnp.logical_and, parts) if parts else None
+        tests += [ids == tile.token("k", "segments"), ids >= 0]
+    return functools.reduce(jnp.logical_and, tests) if tests else None
 
 
 def look_up(tile: Tile, ref, side: str | None) -> jax.Array:
@@ -224,7 +224,7 @@ def look_up(tile: Tile, ref, side: str | None) -> jax.Array:
     lo, hi = tile.plan.span
     entry = jnp.clip(tile.distance(), lo, hi) - lo
     row = [jnp.broadcast_to(tile.along(s, tile.indices[s]), entry.shape) for s in side or ""]
-    # Always so; but of a load in a conditional Triton does not keep several copies, each as large
+    # Always true; but Triton does not keep several copies of a load in a conditional, each as large
     # as a tile, in the shared memory that the operands' pipeline needs.
     near = tile.other.start >= 0
     return jax.lax.cond(near, lambda: ref[*row, entry], lambda: jnp.zeros(entry.shape, ref.dtype))
@@ -240,8 +240,8 @@ def store_by_distance(
 ) -> list:
     """Stores `entries` by distance, within the span; adds `amounts` past it to `ends` [owned] each.
 
-    Where each pair has an entry to itself in `ref` [owned tokens, n], nothing is added there; at
-    explicit positions `add` makes one entry of two.
+    At contiguous positions each pair has a separate entry in `ref` [owned tokens, n], and nothing
+    is added there; at explicit positions `add` combines the old entry and the new one.
     """
     lo, hi = tile.plan.span
     if tile.far is not None:
@@ -260,7 +260,7 @@ def store_by_distance(
             entry = ref.at[row, jnp.where(now, d - lo, 0)]  # 0: what `ends` will be stored over
             triton.store(entry, add(triton.load(entry, mask=now, other=0), entries), mask=now)
             if not tile.plan.interpret:
-                triton.debug_barrier()  # what comes next may read what other threads have stored
+                triton.debug_barrier()  # the next round may read what other threads have stored
             return done
 
         jax.lax.fori_loop(0, rounds.max() + 1, take_round, 0)
@@ -276,7 +276,7 @@ def log2_of_sum(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
-    """Product over the last axis of a and `axis` of b; float32 as such (Triton prefers TF32)."""
+    """Product over the last axis of a and `axis` of b; float32 unrounded (Triton prefers TF32)."""
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     axes = (((1,), (axis,)), ((), ()))
     return jax.lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)

@@ -20,7 +20,7 @@ from pe_jax.engines.kernels.gpu.launches import Launch
 from pe_jax.engines.kernels.gpu.triton_source import Kernel
 
 TARGET = "triton_kernel_call_ffi"
-ALIGNED = 16  # bytes, at the least: XLA aligns arrays to more
+ALIGNED = 16  # bytes, at least: XLA aligns arrays to more
 OPTIONS = {"enable_fp_fusion": True}  # no longer Triton's default from 3.10 on
 
 
@@ -48,7 +48,7 @@ def kernel_of(call: Callable, args: Any, name: str) -> tuple[Kernel, dict[str, A
 
 
 def run(call: Callable, args: Any, name: str, launch: Launch, arch: int) -> Any:
-    """What a `pallas_call` gives, by the kernel that Triton compiles for an architecture."""
+    """The result of a `pallas_call`, by the kernel that Triton compiles for an architecture."""
     from jaxlib import gpu_triton
 
     kernel, params = kernel_of(call, args, name)

@@ -2,9 +2,8 @@
 
 JAX's own lowering of Pallas to Triton is deprecated (0.11) and will go; Pallas itself stays, and
 with it the kernels, their tests without a GPU, and the functions of terms that are traced into
-them.
-`source` writes the program that a `pallas_call` traces, operation by operation. It knows the
-operations that the kernels of this package use, and raises `NotImplementedError` for others.
+them. `source` writes the program that a `pallas_call` traces, operation by operation. It supports
+the operations that the kernels of this package use, and raises `NotImplementedError` for others.
 """
 
 import dataclasses
@@ -88,7 +87,7 @@ class Value(NamedTuple):
 
     @property
     def ndim(self) -> int:
-        """How many axes it has: JAX's own classes of indices ask."""
+        """Number of axes, which JAX's own classes of indices read."""
         return len(self.shape)
 
 
@@ -120,7 +119,7 @@ def source(params: dict[str, Any], name: str) -> Kernel:
     """The kernel of a `pallas_call`, by the parameters of its equation.
 
     Raises:
-      NotImplementedError: an operation that is not known here.
+      NotImplementedError: an operation that is not supported.
     """
     mapping, writer = params["grid_mapping"], Writer()
     writer.grid = [Value(f"tl.program_id({axis})") for axis in range(len(mapping.grid))]
@@ -134,7 +133,7 @@ def source(params: dict[str, Any], name: str) -> Kernel:
 
 
 class Writer:
-    """Writes programs line by line; keeps no names but those it gives."""
+    """Writes programs line by line, with names of its choice."""
 
     def __init__(self):
         self.lines: list[str] = []
@@ -156,48 +155,48 @@ class Writer:
         shape = block.array_aval.shape
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         indices = self.program(opened(block.index_map_jaxpr), self.grid)
-        offset, kept = [], []
+        offset, kept_strides = [], []
         for size, index, stride in zip(block.block_shape, indices, strides, strict=True):
             length = size if isinstance(size, int) else getattr(size, "block_size", None)
             if length is None:
                 offset.append(f"tl.cast({index.text}, tl.int64) * {stride}")
             else:
-                kept.append(stride)
+                kept_strides.append(stride)
                 if index.text != "0":
                     offset.append(f"tl.cast({index.text}, tl.int64) * {length * stride}")
         begin = self.let(" + ".join([pointer, *offset]))
-        return Reference(begin.text, tuple(kept))
+        return Reference(begin.text, tuple(kept_strides))
 
     def program(self, jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
-        """Writes a program's operations; its results."""
-        known = dict(zip(jaxpr.invars, arguments, strict=True))
+        """Writes a program's operations; returns its results."""
+        values = dict(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom):
             if hasattr(atom, "val"):
                 return Value(literal(atom.val), np.shape(atom.val))
-            return known[atom]
+            return values[atom]
 
         for equation in jaxpr.eqns:
             results = self.operation(equation, list(map(read, equation.invars)))
-            known.update(zip(equation.outvars, results, strict=True))
+            values.update(zip(equation.outvars, results, strict=True))
         return list(map(read, jaxpr.outvars))
 
-    def operation(self, equation: Any, given: list[Any]) -> list[Any]:
-        """Writes one operation; its results."""
+    def operation(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """Writes one operation; returns its results."""
         name, params = equation.primitive.name, equation.params
         shape = equation.outvars[0].aval.shape if equation.outvars else ()
         if name in FORMULAS:
-            return [self.let(FORMULAS[name].format(*(x.text for x in given)), shape)]
+            return [self.let(FORMULAS[name].format(*(x.text for x in operands)), shape)]
         if name in INNER:
-            return self.program(opened(params[INNER[name]]), given)
+            return self.program(opened(params[INNER[name]]), operands)
         if name in REDUCTIONS:
             for axis in sorted(params["axes"], reverse=True):
-                given = [self.let(f"{REDUCTIONS[name]}({given[0].text}, axis={axis})")]
-            return [self.let(given[0].text, shape)]
+                operands = [self.let(f"{REDUCTIONS[name]}({operands[0].text}, axis={axis})")]
+            return [self.let(operands[0].text, shape)]
         write: Callable | None = getattr(self, f"_write_{name}", None)
         if write is None:
             raise NotImplementedError(f"{name} is not written in the Triton language yet")
-        result = write(equation, *given)
+        result = write(equation, *operands)
         return result if isinstance(result, list) else [self.let(result, shape)]
 
     def _write_program_id(self, equation):
@@ -235,7 +234,7 @@ class Writer:
         return self._spread(equation, x, range(ndim - x.ndim, ndim))
 
     def _spread(self, equation, x, axes):
-        """A number or an array repeated, whose axes become these."""
+        """A number or an array, whose axes become these, repeated along the others."""
         shape, dtype = equation.outvars[0].aval.shape, equation.outvars[0].aval.dtype
         if shape and not x.shape:
             return f"tl.full({list(shape)}, {x.text}, {element(dtype)})"
@@ -290,7 +289,7 @@ class Writer:
         return [None]
 
     def _pointers(self, reference: Reference, indices: Sequence[Any]) -> str:
-        """Pointers to what an index selects."""
+        """Pointers to the elements that an index selects."""
         if len(indices) != 1:
             raise NotImplementedError("not one index")
         (index,) = indices
@@ -298,7 +297,7 @@ class Writer:
         lead = max((x.shape for x in arrays), key=len, default=())
         slices = [x for x in index.indices if not isinstance(x, Value | int)]
         ndim = len(lead) + len(slices)
-        parts, axis = [reference.pointer], len(lead)
+        offsets, axis = [reference.pointer], len(lead)
         for x, stride in zip(index.indices, reference.strides, strict=True):
             if isinstance(x, Value | int):
                 x = x if isinstance(x, Value) else Value(str(x))
@@ -307,8 +306,8 @@ class Writer:
                 start = x.start.text if isinstance(x.start, Value) else str(x.start)
                 text = along(Value(f"tl.arange(0, {x.size})", (x.size,)), (axis,), ndim).text
                 text, axis = text if start == "0" else f"({start} + {text})", axis + 1
-            parts.append(text if stride == 1 else f"{text} * {stride}")
-        return " + ".join(parts)
+            offsets.append(text if stride == 1 else f"{text} * {stride}")
+        return " + ".join(offsets)
 
     def _write_while(self, equation, *args):
         """Only loops over a range, as `fori_loop` traces them."""
@@ -328,11 +327,11 @@ class Writer:
         """Only loops over a range whose length is known, as `fori_loop` traces them."""
         params = equation.params
         if "ft_in" in params:  # jax 0.12
-            count, kept, _ = (len(group) for group in params["ft_in"].unpack())
+            num_consts, num_carry, _ = (len(group) for group in params["ft_in"].unpack())
         else:
-            count, kept = params["num_consts"], params["num_carry"]
-        constants, carry = args[:count], args[count:]
-        if len(carry) != kept or params["reverse"]:
+            num_consts, num_carry = params["num_consts"], params["num_carry"]
+        constants, carry = args[:num_consts], args[num_consts:]
+        if len(carry) != num_carry or params["reverse"]:
             raise NotImplementedError("a scan over arrays")
         body, length = opened(params["jaxpr"]), Value(str(params["length"]))
         return self._loop(
@@ -340,20 +339,20 @@ class Writer:
         )
 
     def _loop(self, first, last, carry, step) -> list[Value]:
-        """Steps of a loop from `first` to before `last`, and what they leave."""
-        kept = [self.let(x.text, x.shape, f"c{next(self.names)}") for x in carry]
+        """Writes a loop from `first` to before `last`; returns the carry after it."""
+        carried = [self.let(x.text, x.shape, f"c{next(self.names)}") for x in carry]
         index = f"i{next(self.names)}"
         self.line(f"for {index} in range({first.text}, {last.text}):")
         self.depth += 1
-        results = step(Value(index), kept)
+        results = step(Value(index), carried)
         # A result that is one of the names must last until all of them are assigned.
-        results = [self.let(x.text, x.shape) if x in kept else x for x in results]
-        for name, x in zip(kept, results, strict=True):
+        results = [self.let(x.text, x.shape) if x in carried else x for x in results]
+        for name, x in zip(carried, results, strict=True):
             if x.text != name.text:
                 self.let(x.text, x.shape, name.text)
         self.line("pass")
         self.depth -= 1
-        return kept
+        return carried
 
     def _write_cond(self, equation, which, *args):
         off, on = equation.params["branches"]
@@ -368,7 +367,7 @@ class Writer:
 
 
 def opened(jaxpr: Any) -> Any:
-    """The program of a closed one; newer versions of JAX have no other kind."""
+    """The jaxpr of a closed jaxpr; newer versions of JAX have only one kind."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
@@ -389,7 +388,7 @@ def literal(x: Any) -> str:
 
 
 def along(x: Value, axes: Sequence[int], ndim: int) -> Value:
-    """An array whose axes become these of `ndim`, the others being of length 1."""
+    """An array whose axes become these of `ndim`; the others have length 1."""
     axes = tuple(axes)
     if len(x.shape) == ndim:
         return x
@@ -399,7 +398,7 @@ def along(x: Value, axes: Sequence[int], ndim: int) -> Value:
 
 
 def broadcast(x: Value, shape: Sequence[int]) -> str:
-    """Repeated along axes of length 1."""
+    """An array repeated along axes of length 1."""
     return x.text if x.shape == tuple(shape) else f"tl.broadcast_to({x.text}, {list(shape)})"
 
 

@@ -1,7 +1,7 @@
 """Attention on TPUs (`implementation="tpu"`): Pallas kernels with score terms.
 
-The result is that of `reference`; what this engine cannot run, `refusal` names. What is added
-reaches the kernels so, never as a matrix in memory:
+The result is that of `reference`; `refusal` names the calls that this engine cannot run. Terms
+reach the kernels in these forms, never as a matrix in memory:
 
 * functions of `DistanceFormula`s are traced into the kernel (ALiBi), and so are `TokenBias`es,
   with the numbers of the tokens of both sides (FoX);
@@ -18,11 +18,11 @@ reaches the kernels so, never as a matrix in memory:
 
 Beyond the horizon of all that is read by distance a tile takes one number per query, which moves
 the row maxima and not the scores, so that a far tile costs what it costs without a bias. Where
-nothing but biases that decay is added, tiles in which no key can matter are left out.
+only biases that decay are added, tiles in which no key can matter are left out.
 
-`kernels` holds what runs on a core, `passes` the grids; here is who runs what, and what is read.
+`kernels` holds what runs on a core, `passes` the grids; this file chooses which terms they compute.
 
-Letters: B batch, T tokens (queries and keys alike, but in a chunk), H query heads, K key heads,
+Letters: B batch, T tokens (of queries and of keys, except in a chunk), H query heads, K key heads,
 E width of q and k, F width of v, C numbers, R block diagonals, X width of what meets vectors. i is
 a query block, j a key block.
 """
@@ -45,9 +45,9 @@ from pe_jax.engines.kernels.tpu import operands, passes, piecewise
 from pe_jax.engines.kernels.tpu.plan import Arrays, Plan
 from pe_jax.engines.reference import LOWEST
 
-MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
+MAX_BLOCK, LANES = 512, 128  # the most and, by default, the fewest tokens of a block
 MAX_BANDS = 2**22  # bytes of a head's bands, or their gradients, that may stay in a core's memory
-MAX_VECTORS = 2**23  # the same of bands of vectors; beyond it they are taken to have no horizon
+MAX_VECTORS = 2**23  # the same for bands of vectors; larger ones are treated as without a horizon
 MAX_PAIRS = 2**24  # of a chunk, unless a block has more; a gather takes 16 times their memory
 MAX_KNOTS = 127  # of a bias in pieces, whose lines are the lanes of a register
 MAX_NUMBERS = 8  # per token, of all `TokenBias`es
@@ -82,14 +82,14 @@ def strategies(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
     def of_pairs(term):
         if alone and isinstance(term, kinds.PairBias) and (fire := piecewise.network(term.fn)):
             return fire.width > MAX_KNOTS
-        elsewhere = isinstance(term, distances) and not spec.in_order
-        return isinstance(term, kinds.PairBias) or elsewhere
+        explicit = isinstance(term, distances) and not spec.in_order
+        return isinstance(term, kinds.PairBias) or explicit
 
     return tuple("pairs" if of_pairs(term) else "" for term in terms)
 
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
-    """Tokens that meet whole blocks, a part of one, and what lies past the horizon of biases."""
+    """Number of tokens for whole blocks, a part of one, and pairs past the horizon of biases."""
     plan = make_plan(spec, terms, q)
     near = min(max(map(abs, plan.horizon or (0,))), plan.block)
     return query_chunks.sample_length(strategies(spec, terms), plan.block, near)
@@ -115,7 +115,7 @@ def attend(
     if any(chosen := strategies(spec, terms)):
         of_chunk = functools.partial(_attend_chunk, counted(plan))
         rows = query_chunks.length(plan.block, q, k, MAX_PAIRS)
-        # What a function of two positions takes may be many times what it gives.
+        # A function of two positions may need many times the memory of its result.
         key_chunk = query_chunks.BLOCKS * plan.block if select(terms, kinds.PairBias) else None
         return query_chunks.attend(of_chunk, rows, chosen, spec, terms, q, k, v, key_chunk)
     out, lse = _attention(counted(plan), operands.make_arrays(plan, terms, q, k, v))
@@ -130,21 +130,21 @@ def _attend_chunk(
     The plan is that of all queries; the bias is in one piece or in chunks of keys.
     """
     bias = common.pad(bias, 3, whole.block)[None] if bias.ndim == 4 else bias
-    own, blocks = (n // whole.block for n in (q.x.shape[2], len(bias) * bias.shape[4]))
-    part = own / pl.cdiv(whole.tokens, whole.block)
+    q_blocks, k_blocks = (n // whole.block for n in (q.x.shape[2], len(bias) * bias.shape[4]))
+    share = q_blocks / pl.cdiv(whole.tokens, whole.block)
     plan = dataclasses.replace(
         whole,
-        decays=False,  # for there is the bias too
-        steps=(blocks, own),
-        tiles=whole.tiles * part,
-        near=whole.near * part,
+        decays=False,  # because of the bias
+        steps=(k_blocks, q_blocks),
+        tiles=whole.tiles * share,
+        near=whole.near * share,
     )
     out, lse = _attention(plan, operands.make_arrays(plan, terms, q, k, v, bias))
     return out.astype(jnp.float32), lse
 
 
 def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=False) -> Plan:
-    """What is static about a call, of the terms that kernels compute.
+    """The plan of a call, for the terms that kernels compute.
 
     Its tiles are not `counted` yet.
     """
@@ -168,10 +168,10 @@ def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=
 
 
 def _horizon(spec: AttentionSpec, terms: tuple, block: int) -> tuple[int, int] | None:
-    """The distances beyond which all is constant; None: nowhere, or so far that it is no help.
+    """The distances beyond which all is constant; None: there are none, or they are too far.
 
-    That is where the gradients of vectors within it do not stay in a core's memory. It must not
-    depend on the length, for a small case is to be computed as the call is.
+    They are too far if the gradients of vectors within them do not fit a core's memory. That must
+    not depend on the length, because a small case has to be computed as the call is.
     """
     limits, vectors = common.horizon(terms), select(terms, *kinds.RELATIVE)
     if limits is None or not vectors:
@@ -205,14 +205,14 @@ def _takes_reals(term: kinds.DistanceFormula) -> bool:
 def _forward(plan: Plan, x: Arrays):
     """Output [B, H, T, F], logarithms of rows' sums [B, H, T, 1]; what is saved.
 
-    The output is in v's dtype, but with a bias of pairs, or in pieces, in float32: gradients of
-    such are sums over rows that add up to 0, as far as `inner` is exact.
+    The output is in v's dtype; with a bias of pairs, or in pieces, in float32: the gradients of
+    these are sums over rows that add up to 0, as far as `inner` is exact.
     """
     dtype = x.v.dtype if x.bias is None and x.pieces is None else jnp.float32
     result = passes.forward(plan, x, dtype)
-    out, kept = (checkpoint_name(array, common.SAVED) for array in (result.out, result.lse))
-    lse = jnp.where(kept == -LOWEST, LOWEST, kept)
-    return (out, jnp.swapaxes(lse, 2, 3)), (x, out, kept)
+    out, kernel_lse = (checkpoint_name(array, common.SAVED) for array in (result.out, result.lse))
+    lse = jnp.where(kernel_lse == -LOWEST, LOWEST, kernel_lse)
+    return (out, jnp.swapaxes(lse, 2, 3)), (x, out, kernel_lse)
 
 
 def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:

@@ -31,8 +31,7 @@ class Kernels:
 
     def __call__(self, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array):
         """As `reference.attend`."""
-        how = {"block": self.block, "interpret": self.interpret}
-        return engine.attend(spec, terms, q, k, v, **how)
+        return engine.attend(spec, terms, q, k, v, block=self.block, interpret=self.interpret)
 
     def begin(
         self, split: Partition, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
@@ -41,20 +40,20 @@ class Kernels:
         run = q.x.shape[2] // split.runs_per_row
         q, k, v = operands.with_products(spec, terms, q, k, v)
         plan = engine.make_plan(spec, terms, q, self.block or block_of(run), self.interpret)
-        inside = [
+        in_kernels = [
             isinstance(t, common.KINDS) and not isinstance(t, kinds.TokenProduct) for t in terms
         ]
 
         def vectors(side):
             states = (
-                jnp.broadcast_to(x, (len(side.x), *x.shape[1:])) if own and x is not None else None
-                for own, x in zip(inside, side.states, strict=True)
+                jnp.broadcast_to(x, (len(side.x), *x.shape[1:])) if used and x is not None else None
+                for used, x in zip(in_kernels, side.states, strict=True)
             )
             return Vectors(side.x, side.raw, tuple(states))
 
-        pairs = zip(inside, terms, strict=True)
-        own = tuple(term.without_state_arrays() if mine else None for mine, term in pairs)
-        x = Operands(vectors(q), vectors(k), v, tables=None, terms=own)
+        pairs = zip(in_kernels, terms, strict=True)
+        kernel_terms = tuple(term.without_state_arrays() if used else None for used, term in pairs)
+        x = Operands(vectors(q), vectors(k), v, tables=None, terms=kernel_terms)
         fixed = Fixed(q.tokens, k.tokens)
         return KernelHops(_shared(plan, split)), x, fixed
 
@@ -75,21 +74,21 @@ def refusal(
 
 
 def block_of(run: int) -> int:
-    """The tokens of a block, of which a run is whole ones."""
+    """The tokens of a block: the largest power of two, up to `MAX_BLOCK`, that divides a run."""
     return min(engine.MAX_BLOCK, run & -run)
 
 
 def _shared(plan: Plan, split: Partition) -> Plan:
-    """The plan for one hop; its tiles are those of a mean one."""
+    """The plan for one hop; its numbers of tiles are means over hops."""
     whole, devices = engine.counted(plan), split.runs_per_row // split.runs
-    own, hops = plan.tokens // devices // plan.block, devices * (split.hops + 1)
-    # Which blocks matter is known of whole rows alone.
+    blocks, hops = plan.tokens // devices // plan.block, devices * (split.hops + 1)
+    # Which blocks matter is only known for whole rows.
     tiles, near = whole.tiles / hops, whole.near / hops
-    return dataclasses.replace(plan, steps=(own, own), tiles=tiles, near=near, decays=False)
+    return dataclasses.replace(plan, steps=(blocks, blocks), tiles=tiles, near=near, decays=False)
 
 
 class KernelHops(NamedTuple):
-    """What is static about a call; methods as those of `TileHops`."""
+    """The static part of a call; the methods are those of `TileHops`."""
 
     plan: Plan
 
@@ -107,7 +106,7 @@ class KernelHops(NamedTuple):
         return Result(result.out, jnp.swapaxes(lse, 2, 3))
 
     def backward(self, x: Operands, fixed: Fixed, result: Result, cotangent: Result) -> Operands:
-        """Gradients, float32, where `result` is that over all keys."""
+        """Gradients, float32; `result` is over all keys."""
 
         def arrays_of(*x):
             return self._arrays(fixed, *x)
@@ -118,9 +117,9 @@ class KernelHops(NamedTuple):
         results = result.out, lse
         grads = passes.backward(self.plan, arrays, results, cotangent, learned, jnp.float32)
         of_q, of_k, of_v = grads[:3]
-        # Those are the operands as they are: their gradients need no rounding.
-        rest = grads._replace(q=None, k=None, v=None)
-        terms, q, k, _ = pull(Arrays(*map(_cotangent, rest, arrays)))
+        # q, k and v are operands as they are: their gradients need no rounding.
+        others = grads._replace(q=None, k=None, v=None)
+        terms, q, k, _ = pull(Arrays(*map(_cotangent, others, arrays)))
         vectors = jax.tree.map(lambda x: x.astype(jnp.float32), (q, k))
         q, k = vectors[0]._replace(x=of_q), vectors[1]._replace(x=of_k)
         return Operands(q, k, of_v, tables=None, terms=terms)
@@ -131,10 +130,10 @@ class KernelHops(NamedTuple):
         return operands.make_arrays(self.plan, terms, of_q, of_k, v)
 
 
-def _cotangent(grad: Any, of: Any) -> Any:
-    """A gradient as `jax.vjp` takes it: of the array's dtype, float0 for integers."""
-    if of is None:
+def _cotangent(grad: Any, x: Any) -> Any:
+    """The gradient of an array x as `jax.vjp` takes it: in its dtype, float0 for integers."""
+    if x is None:
         return None
-    if not jnp.issubdtype(of.dtype, jnp.floating):
-        return np.zeros(of.shape, jax.dtypes.float0)
-    return jnp.zeros_like(of) if grad is None else grad.astype(of.dtype)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return np.zeros(x.shape, jax.dtypes.float0)
+    return jnp.zeros_like(x) if grad is None else grad.astype(x.dtype)

@@ -19,7 +19,7 @@ from pe_jax.engines.kernels.tpu.tiles import scores
 from pe_jax.engines.reference import LOWEST
 
 FLOOR = -1e29  # where row maxima begin, above masked scores: exp(LOWEST - FLOOR) is 0
-FEW = 1  # the most knots of easy tiles that have separate programs
+FEW = 1  # easy tiles with up to this many knots have separate programs
 
 
 def forward_kernel(
@@ -56,9 +56,9 @@ def forward_kernel(
 
 
 def queries_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, kept: Arrays) -> None:
-    """Gradients of a block of queries, and of what heads learn: that stays for all their tiles.
+    """Gradients of a block of queries, and of heads' parameters, which stay for all their tiles.
 
-    That of the bias of a tile is stored at once; tiles that are not visited get zeros.
+    The gradient of a tile's bias is stored at once; tiles that are not visited get zeros.
     """
     h, b, i, step = (pl.program_id(axis) for axis in range(4))
     first, last = schedule.bounds(b, h, i)
@@ -153,7 +153,7 @@ def of_each_kind(
 ) -> None:
     """Runs `visit(tile)` on tile (i, j) if it is `inside`; easy ones by separate programs."""
     last_i, last_j = (n.shape[0] - 1 for n in (schedule.q_first, schedule.k_first))
-    i, j = jnp.minimum(i, last_i), jnp.minimum(j, last_j)  # those outside are read nevertheless
+    i, j = jnp.minimum(i, last_i), jnp.minimum(j, last_j)  # tiles outside are read too
     gap, k_first, knots = schedule.gap(i, j), schedule.k_first[j], schedule.knots_of(i, j)
 
     def program(when, easy, bends=None):
@@ -174,7 +174,7 @@ def of_each_kind(
 
 
 def with_columns(plan: Plan, x: Arrays, kept: Arrays, first) -> Arrays:
-    """With the rates of a block of queries as columns, which its first program makes."""
+    """The arrays with the rates of a block of queries as columns, made by its first program."""
     if x.pieces is None:
         return x
 
@@ -196,6 +196,6 @@ def fill(when, value: float, *refs) -> None:
 
 
 def store_numbers(ref: Any, kept: Any) -> None:
-    """Stores the gradients of numbers [C, block], which were kept one a lane, if wanted."""
+    """Stores the gradients of numbers [C, block], kept one per lane, if they are wanted."""
     if ref is not None:
         ref[...] = kept[...].T[: ref.shape[0]]

@@ -17,7 +17,7 @@ from pe_jax.engines.kernels.tpu import piecewise
 from pe_jax.engines.kernels.tpu.plan import VECTORS, Arrays, Plan, Schedule
 
 MAX_SCHEDULE = 2**18  # bytes of bounds
-SLACK = 1e-5  # of rounding, by which a number of a pair may be beyond those of its tile's corners
+SLACK = 1e-5  # how far rounding may take a pair's number beyond those of its tile's corners
 
 
 def with_products(
@@ -60,7 +60,7 @@ def make_arrays(
 
 
 def _pieces(plan: Plan, terms: tuple, q: Side) -> dict:
-    """The lines of a bias in pieces, by rising knots, and what its number of a pair is made of."""
+    """The lines of a bias in pieces, by rising knots, and the factors of its number of a pair."""
     if not (biases := select(terms, kinds.PairBias)):  # others are computed in chunks
         return {}
     (term,), heads = biases, q.x.shape[1]
@@ -89,45 +89,45 @@ def _pieces(plan: Plan, terms: tuple, q: Side) -> dict:
 
 
 def _vectors(plan: Plan, terms: tuple, q: Side, k: Side, falling: jax.Array, dtype: Any) -> dict:
-    """Vectors of distances, side by side, and what queries and keys have for them, rounded."""
+    """Vectors of distances, side by side, and what queries and keys dot with them, rounded."""
     rising = falling[:, ::-1] + 1
-    parts: dict[str, list] = {name: [] for name in ("rows", "row_vectors", "columns", *VECTORS)}
+    arrays: dict[str, list] = {name: [] for name in ("rows", "row_vectors", "columns", *VECTORS)}
 
     def at(term, distance):
         vectors = term.at(distance)
         return jnp.broadcast_to(vectors, (q.x.shape[1], *vectors.shape[1:]))
 
-    def add(name, own, vectors):
-        parts[f"{name}s"].append(common.pad(own, 2, plan.block).astype(dtype))
-        parts[f"{name}_vectors"].append(vectors.astype(dtype))
+    def add(name, factors, vectors):
+        arrays[f"{name}s"].append(common.pad(factors, 2, plan.block).astype(dtype))
+        arrays[f"{name}_vectors"].append(vectors.astype(dtype))
 
     for term, state in zip(terms, q.states, strict=True):
         if isinstance(term, kinds.RelativeState):
-            own = jnp.broadcast_to(state, (len(q.x), *state.shape[1:]))
+            factors = jnp.broadcast_to(state, (len(q.x), *state.shape[1:]))
             vectors = at(term, falling)
             if dtype == jnp.bfloat16:  # numbers, not projections: sums of two lose next to nothing
-                own, vectors = _in_two(own, (0, 0, 1)), _in_two(vectors, (0, 1, 0))
-            add("row", own, vectors)
+                factors, vectors = _in_two(factors, (0, 0, 1)), _in_two(vectors, (0, 1, 0))
+            add("row", factors, vectors)
         elif isinstance(term, kinds.RelativeKeys):
             add("row", term.queries(q.raw), plan.scale * at(term, falling))
         elif isinstance(term, kinds.RelativeQueries):
-            own = repeat_heads(k.raw, k.x.shape[1])
-            add("column", own, plan.scale * at(term, rising))
+            factors = repeat_heads(k.raw, k.x.shape[1])
+            add("column", factors, plan.scale * at(term, rising))
     values = [at(term, falling) for term in select(terms, kinds.RelativeValues)]
     if values:
-        parts["value_vectors"] = [functools.reduce(jnp.add, values).astype(dtype)]
-    return {name: jnp.concatenate(part, axis=-1) for name, part in parts.items() if part}
+        arrays["value_vectors"] = [functools.reduce(jnp.add, values).astype(dtype)]
+    return {name: jnp.concatenate(array, axis=-1) for name, array in arrays.items() if array}
 
 
 def _in_two(x: jax.Array, which: tuple[int, ...]) -> jax.Array:
     """Float32 as a sum of two bfloat16 numbers, of which those in `which` lie side by side."""
     high = x.astype(jnp.bfloat16)
-    both = high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
-    return jnp.concatenate([both[n] for n in which], axis=-1)
+    halves = high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
+    return jnp.concatenate([halves[n] for n in which], axis=-1)
 
 
 def _ids(plan: Plan, segments: Any, hidden: int) -> Any:
-    """Segments; of `hidden` tokens, which must not see even each other, another for each side."""
+    """Segments; padding, which must not see even itself, gets `hidden`, another id per side."""
     if segments is None:
         return None
     ids = jnp.where(segments < 0, hidden, segments)
@@ -135,9 +135,9 @@ def _ids(plan: Plan, segments: Any, hidden: int) -> Any:
 
 
 def make_schedule(plan: Plan, x: Arrays, by_keys: bool) -> Schedule:
-    """The schedule of blocks, and what each visits.
+    """The schedule of blocks, and which blocks each visits.
 
-    That is what the mask leaves visible, the segments share, and biases that decay leave.
+    These are visible under the mask, share a segment, and matter where biases decay.
     """
     batch, heads, _, _ = x.q.shape
     visible = plan.any_visible(x.q_first[:, None] - x.k_first)[None, None]
@@ -147,15 +147,15 @@ def make_schedule(plan: Plan, x: Arrays, by_keys: bool) -> Schedule:
         visible &= q_low[..., None] <= k_high[..., None, :]
     if plan.decays and _fits(visible, batch * heads):
         numbers = None if x.coefficients is None else x.coefficients[..., 0, 0]
-        known = x.q, x.k, numbers, x.q_numbers, x.k_numbers
-        visible &= common.blocks_that_matter(plan, *known, (plan.block, plan.block))
+        arrays = x.q, x.k, numbers, x.q_numbers, x.k_numbers
+        visible &= common.blocks_that_matter(plan, *arrays, (plan.block, plan.block))
     knots = None if x.pieces is None else _knots(plan, x)
     first, end = common.block_range(visible, by_keys)
     return Schedule(x.q_first, x.k_first, first, end - 1, knots)
 
 
 def _knots(plan: Plan, x: Arrays) -> jax.Array:
-    """Which knots tiles may have, as in `Schedule`: all, where there are too many tiles."""
+    """Which knots tiles may have, as in `Schedule`; all of them if there are too many tiles."""
     count = x.pieces.shape[2] - 1
     if 4 * len(x.q_first) * max(128, len(x.k_first)) > MAX_SCHEDULE:
         return jnp.full((1, 1), count << 16, jnp.int32)
@@ -177,6 +177,6 @@ def _fits(visible: jax.Array, count: int) -> bool:
 
 
 def _range(plan: Plan, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The least and the largest id of each block that is not hidden: [B or 1, 1, blocks]."""
+    """The least id that is not hidden, and the largest id, of each block: [B or 1, 1, blocks]."""
     blocks = ids.reshape(*ids.shape[:2], -1, plan.block)
     return jnp.where(blocks < 0, jnp.int32(2**30), blocks).min(3), blocks.max(3)

@@ -1,4 +1,4 @@
-"""The passes of the TPU kernels: grids, how arrays are cut into blocks, what it costs.
+"""The passes of the TPU kernels: grids, how arrays are cut into blocks, and costs.
 
 One kernel forward, two backward, each over a grid of the tiles that the mask leaves and each
 computing its tiles anew, and a third over their diagonals where gradients by distance are too many
@@ -26,18 +26,18 @@ from pe_jax.engines.kernels.tpu.plan import (
     Schedule,
 )
 
-PIECES = ("growth", "pieces", "q_rates")  # which one gradient has all
+PIECES = ("growth", "pieces", "q_rates")  # their gradients are computed together
 OF_QUERIES = ("q", "q_numbers", "q_rates", "rows", "q_ids", "out", "lse", "d_out", "inner")
 OF_KEYS = ("k", "v", "k_numbers", "columns", "k_ids")
 WIDE = ("q", "k", "v", "rows", "columns", "out", "d_out")  # tokens along the axis before the last
-PRODUCTS = {  # how many of each width a kernel computes, with the gradients of vectors
+PRODUCTS = {  # how many of each width a kernel computes, gradients of vectors included
     kernels.forward_kernel: dict(zip(("q", "v", *VECTORS), (1, 1, 1, 1, 1), strict=True)),
     kernels.queries_kernel: dict(zip(("q", "v", *VECTORS), (2, 1, 3, 2, 2), strict=True)),
     kernels.keys_kernel: dict(zip(("q", "v", *VECTORS), (2, 2, 1, 2, 1), strict=True)),
     kernels.diagonals_kernel: dict(zip(("q", "v", *VECTORS), (1, 1, 2, 2, 2), strict=True)),
 }
-LARGE = (*VECTORS, "bias", "pieces")  # with which a kernel has …
-VMEM = 64 * 2**20  # … in bytes; others have 16 MiB
+LARGE = (*VECTORS, "bias", "pieces")  # a kernel that reads one of these has …
+VMEM = 64 * 2**20  # … bytes of memory; others have 16 MiB
 
 
 def forward(plan: Plan, x: Arrays, dtype: Any) -> Arrays:
@@ -58,7 +58,7 @@ def backward(
 
     `results` are `out` and `lse` over all keys, of which these may be some, `cotangents` theirs:
     of the output [B, H, T, F], of the logarithms of rows' sums [B, H, T, 1]. `dtype` is that of the
-    gradients of tokens; None: that of what they are gradients of.
+    gradients of tokens; None: that of their arrays.
     """
     (out, lse), (d_out, d_lse) = results, cotangents
     d_out = d_out.astype(x.v.dtype)
@@ -84,9 +84,9 @@ def backward(
 
 
 def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
-    """Those of gradients: float32 of what heads learn, and of tokens those of each batch row.
+    """Shapes of gradients: float32 for heads' parameters; those of tokens for each batch row.
 
-    Of a bias of pairs that of each batch row and head.
+    That of a bias of pairs is for each batch row and head.
     """
     shapes = {}
     for name in names:
@@ -100,9 +100,9 @@ def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
 
 
 def _kept(plan: Plan, outs: Arrays) -> Arrays:
-    """Widths of the float32 sums of what is of tokens; numbers have a lane each, rates all."""
-    given, others = zip(Arrays._fields, outs, strict=True), (*OF_HEADS, "bias")
-    widths = {n: a.shape[-1] for n, a in given if a is not None and n not in others}
+    """Widths of the float32 sums of tokens' gradients; numbers have one lane each, rates all."""
+    named, elsewhere = zip(Arrays._fields, outs, strict=True), (*OF_HEADS, "bias")
+    widths = {n: a.shape[-1] for n, a in named if a is not None and n not in elsewhere}
     return Arrays(**{n: width if n in WIDE else plan.lanes for n, width in widths.items()})
 
 
@@ -111,7 +111,7 @@ def _launch(
 ):
     """Runs `kernel(plan, schedule, x, outs, kept, …)`; `outs` are given as shapes.
 
-    `kept` are widths of what lasts from tile to tile, [block, width] each.
+    `kept` are widths of the arrays that last from tile to tile, [block, width] each.
     """
     x = x._replace(q_first=None, k_first=None)  # which are in the schedule
     if x.pieces is not None and kernel in (kernels.forward_kernel, kernels.queries_kernel):
@@ -150,7 +150,7 @@ def _launch(
 def _grid(plan: Plan, kernel: Callable, x: Arrays):
     """The grid; (schedule, batch, head, i, j) of a point in it, for reads and for stores.
 
-    A tile outside the mask fetches none.
+    A tile outside the mask fetches no blocks.
     """
     batch, heads, tokens, _ = x.q.shape
     kv_heads, keys = x.k.shape[1:3]
@@ -186,7 +186,7 @@ def _grid(plan: Plan, kernel: Callable, x: Arrays):
 
 
 def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = False) -> Arrays:
-    """How arrays are cut into blocks: those that a kernel reads, which are x, or writes.
+    """The blocks of arrays: of those that a kernel reads, which are x, or writes.
 
     `by_row`: a program writes one row of what is read by distance, that of its grid's second axis.
     """
@@ -198,8 +198,8 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
 
         def index(*grid):
             _, b, h, i, j = at(*grid)
-            own = b if rows > 1 else 0, h if heads > 1 else 0, i
-            return jax.lax.div(j, blocks), *own, jax.lax.rem(j, blocks)
+            row = b if rows > 1 else 0, h if heads > 1 else 0, i
+            return jax.lax.div(j, blocks), *row, jax.lax.rem(j, blocks)
 
         return pl.BlockSpec((None, None, None, plan.block, plan.block), index)
 
@@ -212,8 +212,8 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
 
         def index(*grid):
             schedule, _, h, i, j = at(*grid)
-            own = (h, plan.band(schedule.gap(i, j))) if band else (h,)
-            return (*own, *(0,) * (array.ndim - lead))
+            lead_index = (h, plan.band(schedule.gap(i, j))) if band else (h,)
+            return (*lead_index, *(0,) * (array.ndim - lead))
 
         memory = pltpu.SMEM if read and name == "pieces" else None
         return pl.BlockSpec((*(None,) * lead, *array.shape[lead:]), index, memory_space=memory)
@@ -224,10 +224,10 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
 
         def index(*grid):
             _, b, h, i, j = at(*grid)
-            own = j if of_keys else i
+            block = j if of_keys else i
             row = 0 if len(array) == 1 else b  # the batch may share an array
             head = () if array.ndim == 3 else (jax.lax.div(h, x.q.shape[1] // array.shape[1]),)
-            return (row, *head, 0, own) if along_lanes else (row, *head, own, 0)
+            return (row, *head, 0, block) if along_lanes else (row, *head, block, 0)
 
         size = (rows, plan.block) if along_lanes else (plan.block, columns)
         return pl.BlockSpec((*lead, *size), index)
@@ -238,12 +238,12 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
         of_array = of_tokens if name in (*OF_QUERIES, *OF_KEYS) else of_head
         return of_array(name, array)
 
-    given = zip(Arrays._fields, arrays, strict=True)
-    return Arrays(**{name: block_spec(name, a) for name, a in given if a is not None})
+    named = zip(Arrays._fields, arrays, strict=True)
+    return Arrays(**{name: block_spec(name, a) for name, a in named if a is not None})
 
 
 def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
-    """Of the tiles visited: products, one exponential per pair (two with a cap), what is moved.
+    """The cost of visited tiles: products, one exponential per pair (two with a cap), bytes moved.
 
     Negligible tiles, which may be left out, count as well.
     """
@@ -261,9 +261,9 @@ def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
     moved = sum(out.dtype.itemsize * out.size for out in outs if out is not None)
     for name, array, spec in zip(x._fields, x, specs, strict=True):
         if array is not None:
-            anew = name in in_each_tile
+            per_tile = name in in_each_tile
             block = math.prod(n for n in spec.block_shape if n)
-            count = tiles * block if anew else array.size
+            count = tiles * block if per_tile else array.size
             moved += array.dtype.itemsize * count * (near if name in VECTORS else 1)
     pairs = tiles * plan.block**2
     flops, powers, moved = round(pairs * flops), round(pairs * powers), round(moved)

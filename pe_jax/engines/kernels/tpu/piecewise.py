@@ -78,8 +78,8 @@ def pieces(fn: Any, arrays: dict[str, jax.Array], q_pos: jax.Array) -> Pieces:
     """The lines and knots of a `PairBias` that has a `network`, for its heads.
 
     Each hidden unit bends the line at -b1/w1, or is on or off in all of [0, 1]. A unit that bends
-    it has |b1| < |w1|, so that its knot is as exact as its weights. One that is on before its knot
-    is its line, plus what takes this away again.
+    it has |b1| < |w1|, so that its knot is as exact as its weights. A unit that is on before its
+    knot adds its line everywhere, and a bend that cancels the line after the knot.
     """
     if isinstance(fn, kinds.OfSomeHeads):
         return jax.tree.map(lambda x: fn.share(x, 0), pieces(fn.fn, arrays, q_pos))
@@ -88,7 +88,7 @@ def pieces(fn: Any, arrays: dict[str, jax.Array], q_pos: jax.Array) -> Pieces:
     longest = jnp.maximum(q_pos.astype(jnp.float32), threshold)
     bends = (w1 * b1 < 0) & (jnp.abs(b1) < jnp.abs(w1))
     on = jnp.where(bends, w1 < 0, w1 / 2 + b1 > 0)[:, None]  # before its knot, or everywhere
-    knots = jnp.where(bends, -b1 / jnp.where(bends, w1, 1), 1e30)  # or none
+    knots = jnp.where(bends, -b1 / jnp.where(bends, w1, 1), 1e30)  # 1e30: none
     return Pieces(
         numbers=numbers[None],
         rates=1 / (growth(numbers, longest) + EPSILON)[None],
@@ -100,14 +100,14 @@ def pieces(fn: Any, arrays: dict[str, jax.Array], q_pos: jax.Array) -> Pieces:
 
 
 class Bias(NamedTuple):
-    """That of a tile.
+    """The bias of a tile.
 
     Attributes:
-      pairs: [block, block], but for …
-      start: … a number that all pairs lack.
-      grown: what grows with the distance, [block, block]; easy tiles need no other.
-      x: the number of each pair, [block, block], or None.
-      pull: the gradient of what grows → those of the numbers that it is computed from.
+      pairs: the biases, [block, block], without `start`.
+      start: a number to add to all pairs.
+      grown: the growth at each pair's distance, [block, block].
+      x: the number of each pair, [block, block]; None where a tile is known to have no knots.
+      pull: from the gradient of `grown` to those of the numbers that it is computed from.
     """
 
     pairs: jax.Array
@@ -159,16 +159,16 @@ def add_gradients(
 ) -> None:
     """Adds to the gradients of lines, of knots, of numbers, and of rates.
 
-    A tile is gone through in a few rows at a time, whose registers last from one operation to the
-    next: its `parts` are what grown numbers get, [rows, block] each.
+    A tile is processed a few rows at a time, so that they stay in registers between operations:
+    `parts` are the gradients of `bias.grown`, [rows, block] each.
 
     Args:
-      plan: as of the kernel, as the rest.
-      x: what it reads.
-      tile: that is not transposed.
+      plan: the kernel's.
+      x: what the kernel reads.
+      tile: one that is not transposed.
       grads: those of lines and knots, and of numbers.
       of_rates: to be summed over lanes and divided by the rates, [block, lanes].
-      bias: that of the tile.
+      bias: the tile's.
       d_s: the gradient of its scores, [block, block].
     """
     (low, high), size = tile.knots, min(shear.PART, plan.block)
@@ -181,7 +181,7 @@ def add_gradients(
         part = _spread(plan, tile, weight * rate) * d
         return part, lane_sums(d).sum(0), sums.sum(0)
 
-    def line() -> Iterator[jax.Array]:  # that of all pairs
+    def line() -> Iterator[jax.Array]:  # the line of all pairs
         total, by_number = jnp.float32(0), jnp.float32(0)
         for rows in all_rows:
             part, *sums = weighted(rows, d_s[rows], x.pieces[SLOPE, low])
@@ -199,17 +199,17 @@ def add_gradients(
             yield part + more
         _add(grads, n, {KNOT: -bend * total, BEND: by_number - knot * total})
 
-    def loop(kept):  # in a tile that has many knots
+    def loop(stored):  # in a tile that has many knots
         def store(parts):
             for rows, part in zip(all_rows, parts, strict=True):
-                kept[rows] = part
+                stored[rows] = part
 
         def step(n, _):
-            store(bent(n, (kept[rows] for rows in all_rows)))
+            store(bent(n, (stored[rows] for rows in all_rows)))
 
         store(line())
         jax.lax.fori_loop(low, high, step, None)
-        return kept[...]
+        return stored[...]
 
     if tile.bends is None:
         d_grown = pl.run_scoped(loop, pltpu.VMEM(d_s.shape, jnp.float32))
@@ -228,7 +228,7 @@ def columns(plan: Plan, x: Arrays) -> jax.Array:
 
 
 def _rate(plan: Plan, x: Arrays, tile: Tile) -> jax.Array:
-    """That of queries: equal columns [block, lanes], or [1, block] if transposed."""
+    """The rates of queries: equal columns [block, lanes], or [1, block] if transposed."""
     if tile.transposed:
         return x.q_rates[...]
     return columns(plan, x) if x.rate_columns is None else x.rate_columns[...]
@@ -240,7 +240,7 @@ def _spread(plan: Plan, tile: Tile, x: jax.Array) -> jax.Array:
 
 
 def _add(grads: Arrays, n: Any, parts: dict[int, jax.Array]) -> None:
-    """Adds sums of matrices to the gradients of numbers of the pieces, by their rows."""
+    """Adds the sums of `parts`, by row of the pieces, to the gradients of piece n."""
     row, column = (jax.lax.broadcasted_iota(jnp.int32, grads.pieces.shape, axis) for axis in (0, 1))
-    for own, x in parts.items():
-        grads.pieces[...] += jnp.where((row == own) & (column == n), x.sum(), 0)
+    for index, x in parts.items():
+        grads.pieces[...] += jnp.where((row == index) & (column == n), x.sum(), 0)

@@ -1,4 +1,4 @@
-"""What a TPU kernel is told: its arrays, the schedule of blocks, and what is static about a call.
+"""What a TPU kernel gets: its arrays, the schedule of blocks, and the static part of a call.
 
 B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v, C numbers,
 R block diagonals, X width of what is dotted with vectors of distances. i is a query block, j a key
@@ -30,7 +30,7 @@ class Arrays(NamedTuple):
     pieces: Any = None  # start, slope, knot, bend of each line of a bias, [H, 4, N + 1]
     bands: Any = None  # biases by distance, [H, R, 1, 2·block], or their gradient
     q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
-    q_rates: Any = None  # of queries, what this growth is multiplied by, [B or 1, H, 1, T]
+    q_rates: Any = None  # of queries, the factors on this growth, [B or 1, H, 1, T]
     rate_columns: Any = None  # those of a block as equal columns [block, lanes], kept by a core
     k_numbers: Any = None  # the same of keys, [B or 1, H, C, S]
     rows: Any = None  # what queries dot with vectors of distances, [B, H, T, X]
@@ -45,7 +45,7 @@ class Arrays(NamedTuple):
     out: Any = None  # [B, H, T, F]
     lse: Any = None  # logarithms of rows' sums, [B, H, 1, T]
     d_out: Any = None  # cotangent of the output, [B, H, T, F]
-    inner: Any = None  # what is subtracted from the gradient of each weight of a row, [B, H, 1, T]
+    inner: Any = None  # subtracted from the gradient of each weight of a row, [B, H, 1, T]
 
 
 VECTORS = ("row_vectors", "column_vectors", "value_vectors")
@@ -70,13 +70,13 @@ class Schedule(NamedTuple):
         """The first knot of tile (i, j), and the one after its last; None: there are no pieces."""
         if self.knots is None:
             return None
-        both = self.knots[(i, j) if self.knots.shape[0] > 1 else (0, 0)]
-        return both & 0xFFFF, both >> 16
+        packed = self.knots[(i, j) if self.knots.shape[0] > 1 else (0, 0)]
+        return packed & 0xFFFF, packed >> 16
 
     def along_diagonal(self, diagonal, block: int, step) -> tuple[Any, Any, Any]:
         """The tile of query block `step` with this gap, in blocks; whether there is one.
 
-        Where there is none, the nearest on the diagonal. Both sides are one run of tokens.
+        Where there is none, it is the nearest on the diagonal. Both sides are one run of tokens.
         """
         queries, keys = self.q_first.shape[0], self.k_first.shape[0]
         ahead = jax.lax.div(self.gap(0, 0), block) - diagonal  # of the key block
@@ -92,7 +92,7 @@ class Schedule(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Where a tile is, and what is known of it."""
+    """Where a tile is, and facts about it."""
 
     gap: Any  # the distance of its first query and first key
     k_first: Any  # the index of its first key
@@ -104,11 +104,11 @@ class Tile(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan(ScorePlan):
-    """What is static about a call."""
+    """The static part of a call."""
 
     real_distances: bool  # whether formulas take float32 distances, which saves conversions
-    by_distance: bool  # whether anything else is read by distance
-    by_diagonal: bool  # whether gradients of what is read so come from a separate kernel
+    by_distance: bool  # whether bands or vectors are read by distance
+    by_diagonal: bool  # whether their gradients come from a separate kernel
     horizon: tuple[int, int] | None  # distances beyond which what is read is constant
     tokens: int  # of a row, without padding
     block: int  # tokens of a block
@@ -149,7 +149,7 @@ class Plan(ScorePlan):
 
     @property
     def far(self) -> tuple[int, int] | None:
-        """All in a tile of gap ≤ the first or ≥ the second is beyond the horizon; None: nowhere."""
+        """Tiles of gap ≤ the first or ≥ the second lie beyond the horizon; None: no tile does."""
         if self.horizon is None:
             return None
         low, high = self.horizon
@@ -161,7 +161,7 @@ class Plan(ScorePlan):
 
     @property
     def diagonals(self) -> range:
-        """The gaps, in blocks, that have a band; what lies outside takes the nearest."""
+        """The gaps, in blocks, that have a band; other gaps take the nearest."""
         most = pl.cdiv(self.tokens, self.block) - 1
         ends = (self.ahead, self.back)
         ahead, back = (most if n is None else min(most, pl.cdiv(n, self.block)) for n in ends)

@@ -3,7 +3,7 @@
 A tile has `rows` tokens a side and 2·rows - 1 distances, a band 2·rows entries: row r of the tile
 has the entries rows - 1 - r … 2·rows - 2 - r, so that row by row the band is rotated by one lane.
 A row of numbers is the same band for all rows of the tile. Vectors are dotted with each row's own
-token, a part of at most 128 rows at a time: of the band a part meets rows + 128 entries, no more.
+token, a part of at most 128 rows at a time: a part meets at most rows + 128 entries of the band.
 
 X width of a vector.
 """
@@ -68,9 +68,9 @@ def multiply(own: jax.Array, vectors: Any) -> jax.Array:
 def windows(y: jax.Array) -> Iterator[tuple[slice, slice, jax.Array]]:
     """For each of `parts`, its rows of y [rows, rows] by entry of the band, zeros elsewhere."""
     for tokens, entries in parts(y.shape[0]):
-        own = y[tokens]
-        count = own.shape[0]
-        wide = jnp.concatenate([own, jnp.zeros((count, count), y.dtype)], axis=1)
+        part = y[tokens]
+        count = part.shape[0]
+        wide = jnp.concatenate([part, jnp.zeros((count, count), y.dtype)], axis=1)
         yield tokens, entries, _rotate_back(wide)
 
 
@@ -96,12 +96,12 @@ def by_diagonal(fn: Callable, gap: Any, rows: int, transposed: bool = False) -> 
     """
     size = min(PART, rows)
     row, column = (jax.lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
-    own = (column - row if transposed else row - column) + gap
+    distance = (column - row if transposed else row - column) + gap
     count = rows // size
-    of_part = {n: fn((own + n * size).astype(jnp.float32)) for n in range(1 - count, count)}
+    of_part = {n: fn((distance + n * size).astype(jnp.float32)) for n in range(1 - count, count)}
     sign = -1 if transposed else 1
     tiles = [[of_part[sign * (r - c)] for c in range(count)] for r in range(count)]
-    return jnp.concatenate([jnp.concatenate(parts, axis=1) for parts in tiles])
+    return jnp.concatenate([jnp.concatenate(row_tiles, axis=1) for row_tiles in tiles])
 
 
 def lane_sums(y: jax.Array) -> jax.Array:
@@ -117,7 +117,7 @@ def as_column(row: jax.Array) -> jax.Array:
 
 
 def repeat_columns(x: jax.Array, width: int) -> jax.Array:
-    """Columns, all equal: as many as asked."""
+    """Equal columns, repeated to `width` of them."""
     return jnp.tile(x, (1, -(-width // x.shape[1])))[:, :width]
 
 

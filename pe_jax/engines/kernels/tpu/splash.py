@@ -1,10 +1,10 @@
 """Attention by JAX's splash on TPUs (`implementation="splash"`), which has masks and a cap.
 
-It computes q·k of any channels. So do terms that are products (`common.with_products`), and biases
-of keys, as ALiBi, FoX and CABLE have under a causal mask (`common.with_key_biases`). It takes q as
-scaled: calls in which that would round a bfloat16 q once more (E = 32, 96, 128, …: any but a power
-of 4) are refused, and run by our kernels, which scale float32 scores. Sinks stay with these too:
-they read row sums, of which splash has no gradient.
+It computes q·k of any channels. Terms that are products become channels (`common.with_products`),
+and so do biases of keys, as ALiBi, FoX and CABLE have under a causal mask
+(`common.with_key_biases`). It takes q already scaled: calls in which that would round a bfloat16 q
+once more (E = 32, 96, 128, …: any but a power of 4) are refused, and run by our kernels, which
+scale float32 scores. So are calls with sinks: they read row sums, of which splash has no gradient.
 
 B batch, T tokens, H query heads, K key heads, E width of q and k, F width of v.
 """
@@ -37,12 +37,12 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
 
 
 def is_faster(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> bool:
-    """Whether it is taken rather than our kernels, of calls without a `refusal`."""
+    """Whether splash is chosen over our kernels, for calls without a `refusal`."""
     return common.stock_is_faster(spec, terms, q, k, v, LANES)
 
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
-    """Tokens that meet whole blocks and a part of one."""
+    """Number of tokens for whole blocks and a part of one."""
     return 2 * _block(q.x.shape[2]) + 61
 
 
@@ -84,7 +84,7 @@ def attend(
         return jax.vmap(kernel)(x, y, v)[:, :, :tokens].astype(jnp.float32), None
     ids = jnp.broadcast_to(common.pad(ids, 1, block, constant_values=-1), (batch, x.shape[2]))
     out = jax.vmap(lambda x, y, v, ids: kernel(x, y, v, splash.SegmentIds(ids, ids)))(x, y, v, ids)
-    # Splash needs a key in each row: padding sees padding, and nothing of it passes here.
+    # Splash needs a key in each row: padding sees padding, and its results are dropped here.
     out = jnp.where(ids[:, None, :, None] >= 0, out, 0)[:, :, :tokens]
     return out.astype(jnp.float32), None
 

@@ -21,10 +21,10 @@ class Scores(NamedTuple):
     """The scores of a tile, masked.
 
     Attributes:
-      pairs: [block, block], or what is added to each row's.
-      rest: what all pairs of a query still lack: [block or 1, lanes] with equal columns, [1, block]
-        if transposed, or 0.
-      slope: what the gradient of the uncapped scores is multiplied by, or None.
+      pairs: [block, block], without `rest`.
+      rest: to add to all pairs of a query: [block or 1, lanes] with equal columns, [1, block] if
+        transposed, or 0.
+      slope: the derivative of the capped scores by the uncapped ones, or None.
       pieces: the bias in pieces that is in them, or None.
     """
 
@@ -73,14 +73,14 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
 
 
 def of_queries(plan: Plan, x: Arrays, tile: Tile) -> Any:
-    """What is read by distance, but for that of keys: a tile or, if easy, as `Scores.rest`."""
-    parts: list[Any] = []
+    """What is read by distance, except for keys: a tile or, if easy, as `Scores.rest`."""
+    added: list[Any] = []
     if x.bands is not None:
         far = x.bands[:, : plan.block if tile.transposed else plan.lanes]
-        parts.append(far if tile.easy else shear.shear(x.bands[...]))
+        added.append(far if tile.easy else shear.shear(x.bands[...]))
     if x.rows is not None:
-        parts.append(multiply(plan, x.rows[...], x.row_vectors, tile.easy, tile.transposed))
-    return functools.reduce(jnp.add, parts) if parts else 0.0
+        added.append(multiply(plan, x.rows[...], x.row_vectors, tile.easy, tile.transposed))
+    return functools.reduce(jnp.add, added) if added else 0.0
 
 
 def multiply(plan: Plan, own: jax.Array, vectors, easy: bool, across: bool) -> jax.Array:
@@ -97,12 +97,12 @@ def multiply(plan: Plan, own: jax.Array, vectors, easy: bool, across: bool) -> j
 
 
 def spread(plan: Plan, x: jax.Array) -> jax.Array:
-    """Columns, all equal, as many as a tile has; a row or a tile as it is."""
+    """Equal columns, repeated to as many as a tile has; a row or a tile unchanged."""
     return repeat_columns(x, plan.block) if x.shape[1] < plan.block else x
 
 
 class Gradient(NamedTuple):
-    """Of the scores of a tile that is not transposed: [block, block] each.
+    """The gradient of a tile's scores, not transposed: [block, block] each.
 
     Attributes:
       p: the weights.
@@ -117,12 +117,12 @@ class Gradient(NamedTuple):
 
 def gradient(plan: Plan, x: Arrays, tile: Tile) -> Gradient:
     """The weights of a tile, whose rows are queries, and the gradient of its scores."""
-    s, rest, slope, own = scores(plan, x, tile)
+    s, rest, slope, in_pieces = scores(plan, x, tile)
     rest = rest[:, :1] if jnp.ndim(rest) else rest
     p = jnp.exp(s - (as_column(x.lse[...]) - rest))
     d_p = dot(x.d_out[...], x.v[...], 1) - as_column(x.inner[...])
     d_s = p * with_value_vectors(plan, x, tile, d_p)
-    return Gradient(p, d_s if slope is None else d_s * slope, own)
+    return Gradient(p, d_s if slope is None else d_s * slope, in_pieces)
 
 
 def with_value_vectors(plan: Plan, x: Arrays, tile: Tile, d_p: jax.Array) -> jax.Array:
@@ -136,7 +136,7 @@ def with_value_vectors(plan: Plan, x: Arrays, tile: Tile, d_p: jax.Array) -> jax
 def add_by_distance(
     plan: Plan, x: Arrays, grads: Arrays, band, of_scores: Gradient, easy: bool
 ) -> None:
-    """Adds to the gradients of what is read by distance, as far as they are wanted."""
+    """Adds to the gradients of what is read by distance, if they are wanted."""
     p, d_s, _ = of_scores
     if grads.bands is not None:
         add_to_band(plan, grads.bands, band, d_s, easy)
@@ -188,7 +188,7 @@ def numbers(x: Arrays, tile: Tile) -> tuple[list[jax.Array], list[jax.Array]]:
 
 
 def add_number_gradients(plan: Plan, x: Arrays, tile: Tile, grads, d_s: jax.Array) -> None:
-    """Adds those of the numbers of the tokens along rows to `grads` [block, lanes], one a lane."""
+    """Adds the gradients of the numbers along rows to `grads` [block, lanes], one per lane."""
     own, other = numbers(x, tile)
     lane = jax.lax.broadcasted_iota(jnp.int32, grads.shape, 1)
     total = grads[...]
@@ -230,6 +230,6 @@ def distances(plan: Plan, tile: Tile, dtype: Any = jnp.int32) -> jax.Array:
 
 
 def row_sums(plan: Plan, d: jax.Array) -> jax.Array:
-    """[block, block] → [lanes, block], the same of rows."""
+    """[block, block] → [lanes, block]: as `lane_sums`, over rows."""
     firsts = range(0, plan.block, plan.lanes)
     return functools.reduce(jnp.add, (d[n : n + plan.lanes] for n in firsts))
