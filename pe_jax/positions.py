@@ -170,7 +170,8 @@ def evenly_spaced(segments, trained_length: int, maximum: float) -> jax.Array:
     check_range(maximum)
     segments = jnp.asarray(segments)
     longest = jnp.maximum(document_lengths(segments, segments), trained_length)
-    return (per_segment(segments).astype(jnp.float32) + 0.5) * maximum / longest.astype(jnp.float32)
+    places = (per_segment(segments).astype(jnp.float32) + 0.5) * float(maximum)
+    return places / longest.astype(jnp.float32)
 
 
 def check_range(maximum: float) -> None:
