@@ -65,6 +65,7 @@ def rotate(
     """
     require_array("x", x, 3)
     require_array("frequencies", frequencies, 2)
+    require(frequencies.ndim == 2, "frequencies.shape", frequencies.shape, "pass [A, F]")
     matrix = basis(skew)
     fits = len(matrix) == x.shape[-1]
     require(fits, "skew.shape", skew.shape, f"x has {x.shape[-1]} channels per head")
