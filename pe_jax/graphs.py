@@ -82,10 +82,10 @@ def spectrum(adjacency, axes: int, nodes=None) -> tuple[jax.Array, jax.Array]:
 
     Of L = D - W, undirected: on a path they are waves of half a period, one, …; the first of all is
     constant, with eigenvalue 0. Eigenvectors have norm 1 and either sign: multiply them by
-    `jax.random.rademacher(key, (axes,))` in training. Divided by the roots of their eigenvalues,
-    their squared distances are resistances between nodes. A graph of several parts has more than
-    one eigenvalue 0, and coordinates that say in which part a node is. Where eigenvalues are equal,
-    eigenvectors are any basis, and gradients by weights are NaN.
+    `jax.random.rademacher(key, (axes,), jnp.float32)` in training. Divided by the roots of their
+    eigenvalues, their squared distances are resistances between nodes. A graph of several parts has
+    more than one eigenvalue 0, and coordinates that say in which part a node is. Where eigenvalues
+    are equal, eigenvectors are any basis, and gradients by weights are NaN.
 
     Args:
       adjacency: weights [*B, N, N] of edges, at least 0 and symmetric.

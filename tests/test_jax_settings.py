@@ -131,7 +131,7 @@ def drawn(key):
         positions.randomized(key, 5, 40, ids[0]),
         positions.random_floats(key, 5, 40.0, ids[0]),
         positions.evenly_spaced(ids, 4, 40.0),
-        positions.evenly_spaced(ids, 4, np.float64(40.0)),
+        positions.evenly_spaced(ids, np.int8(4), np.float64(40.0)),
         positions.shifted(key, positions.per_segment(ids), 500),
         positions.cape(key, positions.contiguous(5, 3)),
         positions.bilevel(tokens, (9,), ids, 3),
