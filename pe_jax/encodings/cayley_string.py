@@ -9,7 +9,7 @@ heads of a layer, so that it cancels where two tokens are at one place.
 Where q and k are projections of an input, P could be a part of both: the scheme is then RoPE-Mixed
 with weights that are learned along another path. With a norm between the two it is more than that.
 
-The paper leaves θ to RoPE; LSP-DETR, which was released with it, learns θ [A, E/2] from
+The paper leaves θ to RoPE; LSP-DETR, a released model that has the scheme, learns θ [A, E/2] from
 `base`^(-2i/E), the same on all axes, with base 100: so it is here.
 """
 
