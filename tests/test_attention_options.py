@@ -434,7 +434,7 @@ def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them():
 
 
 OF_HEADS = "t5+alibi+rope shaw(clip=4) fox+transformer_xl cope+grape_ap".split()
-OF_HEADS += ["rope_mixed", "rotated_values"]
+OF_HEADS += ["rope_mixed", "rotated_values", "liere(commuting=True)"]
 
 
 @pytest.mark.parametrize(
