@@ -88,7 +88,7 @@ def spectrum(adjacency, axes: int, nodes=None) -> tuple[jax.Array, jax.Array]:
     are equal, eigenvectors are any basis, and gradients by weights are NaN.
 
     Args:
-      adjacency: weights [*B, N, N] of edges, at least 0 and symmetric.
+      adjacency: weights [*B, N, N] of edges, at least 0 and symmetric; its diagonal is not read.
       axes: A, how many: below the number of nodes.
       nodes: which are nodes and not padding, bool [*B, N]; None: all. Padding gets zeros, and so do
         axes that a graph has too few nodes for.
@@ -107,15 +107,15 @@ def spectrum(adjacency, axes: int, nodes=None) -> tuple[jax.Array, jax.Array]:
     real = jnp.ones_like(weights[..., 0]) if nodes is None else jnp.asarray(nodes)
     real = real.astype(bool)
     require(real.shape == shape, "nodes.shape", real.shape, f"pass {list(shape)}")
-    weights = jnp.where(real[..., None] & real[..., None, :], weights, 0.0)
+    itself = align(jnp.eye(count, dtype=bool), weights)
+    weights = jnp.where(real[..., None] & real[..., None, :] & ~itself, weights, 0.0)
     _check_weights(pos.concrete(weights))
     degree = weights.sum(-1)
     largest = degree.max(-1, keepdims=True)
     # No eigenvalue of nodes is above twice that; those of padding differ, for gradients.
     apart = align(np.linspace(3, 4, count, endpoint=False, dtype=np.float32), degree)
     diagonal = jnp.where(real, degree, jnp.where(largest > 0, largest, 1.0) * apart)
-    one = align(jnp.eye(count, dtype=jnp.float32), weights)
-    laplacian = diagonal[..., None] * one - weights
+    laplacian = diagonal[..., None] * itself.astype(jnp.float32) - weights
     values, vectors = jnp.linalg.eigh(laplacian)
     vectors = jnp.where(real[..., None], vectors, 0.0)
     return values[..., 1 : axes + 1], vectors[..., 1 : axes + 1]

@@ -117,9 +117,14 @@ def test_axes_that_a_graph_has_no_nodes_for_are_0():
     assert np.isfinite(values).all() and not np.asarray(places[:, 2:]).any()
 
 
+def test_edges_from_a_node_to_itself_count_for_nothing_however_heavy():
+    edges = graph(2, share=0.4) * np.float32(0.3)
+    loops = edges + 1e7 * np.eye(T, dtype=np.float32)
+    np.testing.assert_array_equal(graphs.spectrum(loops, 4)[1], graphs.spectrum(edges, 4)[1])
+
+
 @pytest.mark.parametrize("nodes", [0, 1, 2])
 def test_graphs_of_no_node_and_of_one(nodes):
-    """An edge from a node to itself counts for nothing."""
     edges = np.ones((3, nodes, nodes), int)
     found = graphs.hops(edges, 9)  # farther than any path
     np.testing.assert_array_equal(found, edges - np.eye(nodes, dtype=int))
