@@ -223,3 +223,10 @@ def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
                 f"positions={spec!r}: gives float32, {name} takes integers; use another encoding"
             )
     return scheme
+
+
+def check_trained(spec: str, scheme: Contiguous, length: int) -> None:
+    """Raises ConfigError where `trained_length` is above the `length` of the rows in training."""
+    trained = getattr(scheme, "trained_length", 0)
+    fix = f"no document has trained_length={trained} tokens; pass at most length={length}"
+    require(trained <= length, "positions", spec, fix)

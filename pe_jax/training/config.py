@@ -157,11 +157,7 @@ class Config:
                 raise ConfigError(
                     f"positions={self.positions!r}: maximum must be at least length={self.length}"
                 )
-            if (trained := getattr(scheme, "trained_length", 0)) > self.length:
-                raise ConfigError(
-                    f"positions={self.positions!r}: no document has trained_length={trained}"
-                    f" tokens; pass at most length={self.length}"
-                )
+            position_schemes.check_trained(self.positions, scheme, self.length)
         if not self.model.causal:
             raise ConfigError("model.causal=False: next-token training needs a causal model")
         self.optimizer.check(self.steps)
