@@ -85,7 +85,8 @@ def spectrum(adjacency, axes: int, nodes=None) -> tuple[jax.Array, jax.Array]:
     `jax.random.rademacher(key, (axes,), jnp.float32)` in training. Divided by the roots of their
     eigenvalues, their squared distances are resistances between nodes. A graph of several parts has
     more than one eigenvalue 0, and coordinates that say in which part a node is. Where eigenvalues
-    are equal, eigenvectors are any basis, and gradients by weights are NaN.
+    are equal, eigenvectors are any basis, and gradients by weights are NaN. (Attention gives its
+    positions no gradient: to learn weights, call `rope_mixed.rotate`.)
 
     Args:
       adjacency: weights [*B, N, N] of edges, at least 0 and symmetric; its diagonal is not read.
