@@ -86,7 +86,11 @@ class Randomized(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class RandomFloats(Drawn):
-    """`positions.random_floats` in training, `positions.evenly_spaced` in tests."""
+    """`positions.random_floats` in training, `positions.evenly_spaced` in tests.
+
+    `trained_length` is that of the longest document in training: above it, tests would keep to the
+    beginning of the range.
+    """
 
     trained_length: int = 512
     maximum: float = 512.0
@@ -208,9 +212,10 @@ def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
     for encoding in pattern:
         name = type(encoding).__name__
         if encoding.claims.axes != scheme.axes:
+            settable = f"pass {name}(axes={scheme.axes}); " if hasattr(encoding, "axes") else ""
             raise ConfigError(
                 f"positions={spec!r}: gives positions of {scheme.axes} axes, {name} takes"
-                f" {encoding.claims.axes}: bipe needs bilevel(separators=…), images"
+                f" {encoding.claims.axes}: {settable}bipe needs bilevel(separators=…), images"
                 " configs/images.py"
             )
         if scheme.real and not encoding.claims.real_positions:
@@ -218,3 +223,10 @@ def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
                 f"positions={spec!r}: gives float32, {name} takes integers; use another encoding"
             )
     return scheme
+
+
+def check_trained(spec: str, scheme: Contiguous, length: int) -> None:
+    """Raises ConfigError where `trained_length` is above the `length` of the rows in training."""
+    trained = getattr(scheme, "trained_length", 0)
+    fix = f"no document has trained_length={trained} tokens; pass at most length={length}"
+    require(trained <= length, "positions", spec, fix)

@@ -154,6 +154,7 @@ def random_floats(key: jax.Array, length: int, maximum: float, segments=None) ->
     return jax.lax.sort((runs, drawn), num_keys=2)[1]
 
 
+@python_ints
 def evenly_spaced(segments, trained_length: int, maximum: float) -> jax.Array:
     """(i + 1/2)·maximum/max(trained_length, n) for token i of a document of n: float32 [*B, T].
 
@@ -165,12 +166,18 @@ def evenly_spaced(segments, trained_length: int, maximum: float) -> jax.Array:
       segments: ids [*B, T] of documents packed into rows.
       trained_length: tokens of the longest document in training.
       maximum: the end of the range, above 0.
+
+    Raises:
+      ValueError: `trained_length` is no integer of at least 1; a `maximum` that is not a finite
+        number above 0; segments of no axis, or that do not fit int32.
+      TypeError: segments of no integers.
     """
     require(is_int(trained_length, 1), "trained_length", trained_length, "pass at least 1")
     check_range(maximum)
-    segments = jnp.asarray(segments)
+    segments = as_positions(segments, name="segments")
+    places = (per_segment(segments).astype(jnp.float32) + 0.5) * float(maximum)
     longest = jnp.maximum(document_lengths(segments, segments), trained_length)
-    return (per_segment(segments).astype(jnp.float32) + 0.5) * maximum / longest.astype(jnp.float32)
+    return places / longest.astype(jnp.float32)
 
 
 def check_range(maximum: float) -> None:

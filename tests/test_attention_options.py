@@ -398,6 +398,25 @@ def test_a_length_dependent_scaling_is_exported_for_the_length_that_it_is_set_fo
         export.export(run(dynamic))(*shapes)
 
 
+@pytest.mark.parametrize("engine", ["dense", TILED])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "liere(axes=1)+rope",
+        "rope+cayley_string(axes=1)",
+        "rope+lerope(layout='interleaved')",
+        "liere(axes=1,block=4)+liere(axes=1)",
+    ],
+)
+def test_documents_are_as_alone_where_rotations_of_a_sum_do_not_commute(spec, engine):
+    (encoding,) = pe_jax.parse(spec)
+    given = {"encoding": encoding, "params": random_params(encoding, DIMS)}
+    given["implementation"] = engine
+    packed = pe_jax.attention(*QKV, q_segments=np.arange(T) // 25 + np.zeros((B, 1), int), **given)
+    alone = pe_jax.attention(*(x[:, 25:] for x in QKV), **given)
+    assert_close(packed[:, 25:], alone)
+
+
 def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them():
     q, k, v = QKV
 
@@ -415,7 +434,7 @@ def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them():
 
 
 OF_HEADS = "t5+alibi+rope shaw(clip=4) fox+transformer_xl cope+grape_ap".split()
-OF_HEADS += ["rope_mixed", "rotated_values"]
+OF_HEADS += ["rope_mixed", "rotated_values", "liere(commuting=True)"]
 
 
 @pytest.mark.parametrize(

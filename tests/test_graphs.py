@@ -88,6 +88,63 @@ def test_padding_changes_nothing_of_a_graph():
     assert (found[:9, 9:] == 5).all() and (found[9:, :9] == 5).all()
 
 
+def test_gradients_by_weights_are_finite_whatever_the_padding():
+    """Nodes of padding have no two eigenvalues alike, or all would be NaN."""
+    small = np.triu(np.random.default_rng(5).random((6, 6)), 1)
+    small += small.T
+    padded = np.pad(small, (0, T - 6)).astype(np.float32)
+    change = np.pad(np.triu(util.noise(6, 6), 1), (0, T - 6))
+    change += change.T
+
+    def total(weights, nodes=None):  # signs do not count
+        values, places = graphs.spectrum(weights, 3, nodes)
+        return values.sum() + (places**4).sum()
+
+    def exact(step):
+        weights = small + step * change[:6, :6]
+        values, vectors = np.linalg.eigh(np.diag(weights.sum(0)) - weights)
+        return values[1:4].sum() + (vectors[:, 1:4] ** 4).sum()
+
+    want = (exact(1e-5) - exact(-1e-5)) / 2e-5
+    for weights, nodes in ((padded, np.arange(T) < 6), (padded[:6, :6], None)):
+        grad = np.asarray(jax.grad(total)(weights, nodes))
+        np.testing.assert_allclose((grad * change[: len(grad), : len(grad)]).sum(), want, rtol=1e-3)
+
+
+def test_axes_that_a_graph_has_no_nodes_for_are_0():
+    values, places = graphs.spectrum(np.ones((6, 6)), 4, np.arange(6) < 3)
+    np.testing.assert_allclose(values[:2], 3, rtol=1e-5)
+    assert np.isfinite(values).all() and not np.asarray(places[:, 2:]).any()
+
+
+def test_edges_from_a_node_to_itself_count_for_nothing_however_heavy():
+    edges = graph(2, share=0.4) * np.float32(0.3)
+    loops = edges + 1e7 * np.eye(T, dtype=np.float32)
+    np.testing.assert_array_equal(graphs.spectrum(loops, 4)[1], graphs.spectrum(edges, 4)[1])
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2])
+def test_graphs_of_no_node_and_of_one(nodes):
+    edges = np.ones((3, nodes, nodes), int)
+    found = graphs.hops(edges, 9)  # farther than any path
+    np.testing.assert_array_equal(found, edges - np.eye(nodes, dtype=int))
+    assert graphs.hop_bias(np.zeros((H, 11), "f"), found).shape == (3, H, nodes, nodes)
+    if nodes == 2:
+        np.testing.assert_allclose(graphs.spectrum(edges, 1)[0], [[2.0]] * 3, rtol=1e-6)
+
+
+def test_a_batch_divided_over_devices_keeps_its_division():
+    kinds = (jax.sharding.AxisType.Explicit,)
+    mesh = jax.make_mesh((2,), ("data",), kinds, devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        split = jax.sharding.NamedSharding(mesh, jax.P("data"))
+        edges = jax.device_put(np.stack([graph(0), graph(1)]), split)
+        found = graphs.hops(edges, 3)
+        given = jax.device_put(np.ones((2, T), bool), split)
+        each = found, graphs.hop_bias(jnp.zeros((H, 5)), found), *graphs.spectrum(edges, 2)
+        assert {x.sharding.spec[0] for x in (*each, *graphs.spectrum(edges, 2, given))} == {"data"}
+
+
 @pytest.mark.parametrize("axes", [3, 5])
 def test_wire_rotates_by_the_coordinates_whatever_the_order_of_nodes(axes):
     encoding = pe_jax.make("rope_mixed", axes=axes)
@@ -118,7 +175,17 @@ def test_wire_rotates_by_the_coordinates_whatever_the_order_of_nodes(axes):
             r"adjacency\.shape=\(3, 4\): pass \[\*B, N, N\]",
         ),
         (lambda: graphs.hops(np.zeros((3, 3)), 0), "farthest=0: pass an integer of at least 1"),
+        (lambda: graphs.hops(np.zeros((3, 3)), 2**31 - 1), "pass the number of nodes"),
         (lambda: graphs.spectrum(np.zeros((3, 3)), 3), "axes=3: pass an integer from 1 to 2"),
+        (lambda: graphs.spectrum(np.zeros((3, 3)), 1, 2), r"nodes\.shape=\(\): pass \[3\]"),
+        (lambda: graphs.spectrum(np.triu(np.ones((3, 3))), 1), "edges are directed, negative or"),
+        (lambda: graphs.spectrum(-np.ones((3, 3)), 1), "edges are directed, negative or"),
+        (lambda: graphs.spectrum(np.full((3, 3), np.nan), 1), "edges are directed, negative or"),
+        (
+            lambda: graphs.hop_bias(np.zeros((2, 3), "f"), [[0, 3]]),
+            r"pass \[H, 4\]: hops are 0 to 3",
+        ),
+        (lambda: graphs.hop_bias(np.zeros((2, 3), "f"), [[0, -1]]), "hops are -1 to 0"),
         (
             lambda: graphs.hop_bias(np.zeros((2, 3, 4), "f"), np.zeros((3, 3), int)),
             r"table\.shape=",

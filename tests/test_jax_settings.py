@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 import pe_jax
-from pe_jax import positions
+from pe_jax import graphs, positions
 from pe_jax.encodings.terms import PathProduct, RowRescore
 from pe_jax.engines.decoding import cache
 from pe_jax.models.generate import generate
@@ -131,6 +131,7 @@ def drawn(key):
         positions.randomized(key, 5, 40, ids[0]),
         positions.random_floats(key, 5, 40.0, ids[0]),
         positions.evenly_spaced(ids, 4, 40.0),
+        positions.evenly_spaced(ids, np.int8(4), np.float64(40.0)),
         positions.shifted(key, positions.per_segment(ids), 500),
         positions.cape(key, positions.contiguous(5, 3)),
         positions.bilevel(tokens, (9,), ids, 3),
@@ -141,10 +142,21 @@ def drawn(key):
     )
 
 
-def test_positions_are_the_same():
-    want = drawn(jax.random.key(0))
+def of_graphs(key):
+    """What `graphs` computes."""
+    weights = jax.random.uniform(key, (2, 5, 5), jnp.float32)
+    weights = jnp.triu(weights, 1) + jnp.triu(weights, 1).swapaxes(-1, -2)
+    hops = graphs.hops(weights > 0.7, 2)
+    nodes = jnp.arange(10).reshape(2, 5) != 4
+    bias = graphs.hop_bias(jnp.ones((3, 4), jnp.float32), hops)
+    return hops, bias, *graphs.spectrum(weights, 2), *graphs.spectrum(weights, 2, nodes)
+
+
+@pytest.mark.parametrize("run", [drawn, of_graphs])
+def test_positions_are_the_same(run):
+    want = run(jax.random.key(0))
     with settings():
-        found = drawn(jax.random.key(0))
+        found = run(jax.random.key(0))
     assert [x.dtype for x in found] == [x.dtype for x in want]
     jax.tree.map(np.testing.assert_array_equal, found, want)
 

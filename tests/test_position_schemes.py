@@ -168,6 +168,7 @@ def test_tests_draw_where_the_paper_does_and_have_no_number_beyond_the_maximum()
         ("random_floats(maximum=0)", ("maximum=0", "above 0")),
         ("random_floats(trained_length=0)", ("trained_length=0", "at least 1")),
         ("randomized(maximum=63)", ("maximum must be at least length=64",)),
+        ("random_floats", ("trained_length=512", "at most length=64")),
         ("cape(scaling=0.5)", ("scaling=0.5", "at least 1")),
         ("cape(local_shift='a')", ("local_shift='a'", "at least 0")),
         ("bilevel(separators=())", ("separators=()", "token ids")),
@@ -188,6 +189,7 @@ def test_a_bad_scheme_is_refused_with_its_fix(spec, words):
     [
         ("cape", "t5", ("float32, T5 takes integers",)),
         ("cape", "rope,nope", ("float32, Encoding takes integers",)),
+        ("contiguous", "liere", ("LieRE takes 2", "pass LieRE(axes=1)")),
         ("contiguous", "bipe", ("of 1 axes, BiPE takes 2", "bilevel(separators=…)")),
         ("randomized", "rope+bipe", ("axes=[1, 2]",)),
     ],

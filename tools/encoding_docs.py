@@ -132,9 +132,11 @@ def sizes(scheme: Encoding) -> tuple[int, int]:
 
 def parameters(scheme: Encoding) -> list[tuple[str, str]]:
     """Names and shapes: `shared["table"]` and [H, 32]; sizes of the model by their letters."""
-    # sizes that no scheme sets, each of one letter only
-    letters = {1008: "D", 504: "D/2", 252: "D/4", 11: "H", 22: "2H", 52: "E", 26: "E/2"}
-    shapes = jax.eval_shape(lambda key: scheme.init(key, Dims(1008, 11, 11, 52)), jax.random.key(0))
+    # sizes that no scheme sets, each of one letter only; F of FoPE is the number of its frequencies
+    letters = {1008: "D", 504: "D/2", 252: "D/4", 11: "H", 22: "2H"}
+    letters |= {152: "E", 76: "E/2", 19: "E/8", 37: "F"}
+    dims = Dims(1008, 11, 11, 152)
+    shapes = jax.eval_shape(lambda key: scheme.init(key, dims), jax.random.key(0))
     return [
         (
             jax.tree_util.keystr(path).lstrip(".").replace("'", '"'),

@@ -9,8 +9,8 @@ P, for q and for k, so that it cancels for two tokens at the same position.
 Where q and k are projections of an input, P can be merged into both: the scheme is then RoPE-Mixed
 with weights that are parametrized differently. With a norm between the two it is more than that.
 
-The paper takes θ from RoPE; LSP-DETR, which was released with it, learns θ [A, E/2] and begins with
-`base`^(-2i/E), the same on all axes, with base 100, as here.
+The paper takes θ from RoPE; LSP-DETR, a released model that has the scheme, learns θ [A, E/2] and
+begins with `base`^(-2i/E), the same on all axes, with base 100, as here.
 """
 
 import dataclasses
@@ -65,6 +65,7 @@ def rotate(
     """
     require_array("x", x, 3)
     require_array("frequencies", frequencies, 2)
+    require(frequencies.ndim == 2, "frequencies.shape", frequencies.shape, "pass [A, F]")
     matrix = basis(skew)
     fits = len(matrix) == x.shape[-1]
     require(fits, "skew.shape", skew.shape, f"x has {x.shape[-1]} channels per head")

@@ -10,10 +10,11 @@ ComRoPE (Yu et al., arXiv 2506.03737) makes them commute, so that q·k depends o
 alone: `commuting` is its linearly dependent form, A_a = m_a·A with learned m. In its axial form
 each block has generators on one axis, and 0 on the others.
 
-Coordinates are those of the papers, in [0, 1]: `positions.grid(…, normalized=True)` or indices
-divided by the side. Eigenvalues are the angles: at far positions they lose digits as RoPE's do.
-Each token needs its own exponential of E/b matrices for each key head: 262,144 of 8 by 8 take 2.3 s
-on two cores of a CPU. Use it with few tokens, or with blocks of 2.
+Coordinates are those of the papers, in [0, 1]: indices divided by the longer side, as
+`positions.grid(h, w) / max(h, w)`; tokens of a prefix, at 0, do not turn. Eigenvalues are the
+angles: at far positions they lose digits as RoPE's do. Each token needs its own exponential of E/b
+matrices for each key head: 262,144 of 8 by 8 take 2.3 s on two cores of a CPU. Use it with few
+tokens, or with blocks of 2.
 """
 
 import dataclasses
@@ -37,16 +38,23 @@ EXACT = jax.lax.Precision.HIGHEST
 def exponential(skew: jax.Array) -> jax.Array:
     """exp(A) of skew-symmetric A: float32 [*n, b, b], orthogonal, off by about |A|·3e-7.
 
-    From the eigenvectors of the Hermitian i·A. JAX's `expm` in float32 is off by 4e-3 at a norm of
-    19 (jax 0.10), and drifts from a rotation.
+    From the eigenvectors of the Hermitian i·A. JAX's `expm` in float32 squares too seldom at some
+    norms, and is no rotation there: off by 4e-3 at 15.6 (jax 0.10). No second derivatives.
     """
     return _exponential(*_eigen(skew))
 
 
+@jax.custom_jvp
 def _eigen(skew: jax.Array) -> tuple[jax.Array, jax.Array]:
     hermitian = jax.lax.complex(jnp.zeros_like(skew), skew)
     angles, vectors = jnp.linalg.eigh(hermitian, symmetrize_input=False)
     return (angles - angles[..., ::-1]) / 2, vectors  # pairs of ±: else the product is not real
+
+
+@_eigen.defjvp
+def _no_derivative(primals, tangents):
+    """Eigenvectors have none where eigenvalues are equal, as at position 0: all would be NaN."""
+    raise NotImplementedError("liere has no second derivatives by generators or positions")
 
 
 def _wave(angles: jax.Array) -> jax.Array:
@@ -84,19 +92,22 @@ def rotate(x: jax.Array, positions, generators: jax.Array) -> jax.Array:
       The shape and dtype of x (the rotation is float32).
 
     Raises:
-      ValueError: generators of other shapes; positions of another number of axes.
+      ValueError: generators of other shapes; positions of another number of axes, or not exact in
+        float32 (≥ 2**24).
       TypeError: half-precision positions or generators; arrays that are not of floats.
+      NotImplementedError: a second derivative by positions or generators.
     """
     require_array("x", x, 3)
     require_array("generators", generators, 5)
-    axes, heads, blocks, size, other = generators.shape
+    *more, axes, heads, blocks, size, other = generators.shape
     fix = f"pass [A, K, M, b, b] for {x.shape[-2]} heads of {x.shape[-1]} = M·b channels"
-    ok = x.shape[-2] % heads == 0 and blocks * size == x.shape[-1] and size == other
-    require(ok, "generators.shape", generators.shape, fix)
+    ok = heads > 0 and x.shape[-2] % heads == 0 and blocks * size == x.shape[-1] and size == other
+    require(ok and not more, "generators.shape", generators.shape, fix)
     angles.require_exact("generators", generators)
     positions = pos.as_positions(positions, real=True)
     pos.check_axes(positions, axes)
-    upper = jnp.triu(generators, 1)
+    pos.check_exact(positions)
+    upper = jnp.triu(generators.astype(jnp.float32), 1)
     skew = upper - jnp.swapaxes(upper, -1, -2)
     coordinates = positions.astype(jnp.float32)
     turn = exponential(jnp.einsum("...a,akmij->...kmij", coordinates, skew, precision=EXACT))

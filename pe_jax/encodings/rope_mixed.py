@@ -33,8 +33,10 @@ def initial(
     Unless there are two axes, they have length base^(-2i/E) and a random direction.
 
     Raises:
-      ValueError: `head_dim` is not a multiple of 4 (of 2, unless `axes` is 2); `base` ≤ 1.
+      ValueError: `head_dim` is not a multiple of 4 (of 2, unless `axes` is 2); `base` ≤ 1; `axes`
+        is not an integer of at least 1.
     """
+    require(is_int(axes, 1), "axes", axes, "pass an integer of at least 1")
     if axes != 2:
         series = jnp.asarray(angles.geometric(head_dim, base), jnp.float32)
         drawn = jax.random.normal(key, (axes, heads, head_dim // 2), jnp.float32)
@@ -63,17 +65,17 @@ def rotate(
       The shape and dtype of x (the angles and the rotation are float32).
 
     Raises:
-      ValueError: heads that K does not divide, more frequencies than pairs, an unknown layout, what
-        `rope.rotate` refuses of positions.
-      TypeError: half-precision positions or frequencies; x or frequencies that are not arrays
-        of floats.
+      ValueError: frequencies of other axes, heads that K does not divide, more frequencies than
+        pairs, an unknown layout, what `rope.rotate` refuses of positions.
+      TypeError: half-precision positions or frequencies; x or frequencies that are not arrays of
+        floats.
     """
     require_array("x", x, 3)
     require_array("frequencies", frequencies, 3)
-    count, heads, pairs = frequencies.shape
-    fix = f"x has {x.shape[-2]} heads of {x.shape[-1]} channels"
-    ok = x.shape[-2] % heads == 0 and 2 * pairs <= x.shape[-1]
-    require(ok, "frequencies", frequencies.shape, fix)
+    *more, count, heads, pairs = frequencies.shape
+    fix = f"x has {x.shape[-2]} heads of {x.shape[-1]} channels; pass [A, K, F]"
+    ok = heads > 0 and x.shape[-2] % heads == 0 and 2 * pairs <= x.shape[-1]
+    require(ok and not more, "frequencies", frequencies.shape, fix)
     require(layout in rope.LAYOUTS, "layout", layout, f"choose one of {', '.join(rope.LAYOUTS)}")
     angle = angles.angles(positions, frequencies.reshape(count, heads * pairs))
     angle = angle.reshape(*angle.shape[:-1], heads, pairs)

@@ -120,8 +120,9 @@ class Config:
         `passkeys:SOURCE` for training rows that ask for passkeys.
       tokenizer: `bytes` or `bpe:PATH`.
       length: tokens per row.
-      positions: position scheme: `contiguous`, `randomized(maximum=2048)`, `shape(maximum=500)`,
-        `cape(local_shift=0.5)` or `bilevel(separators=(46, 10))`; see `pe_jax.position_schemes`.
+      positions: position scheme: `contiguous`, `randomized(maximum=2048)`,
+        `random_floats(trained_length=64)`, `shape(maximum=500)`, `cape(local_shift=0.5)` or
+        `bilevel(separators=(46, 10))`; see `pe_jax.position_schemes`.
       batch: rows per step, over all devices.
       microbatches: parts of a batch whose gradients are computed one after another and added up:
         memory for activations falls by this factor, the step stays that of the whole batch.
@@ -151,10 +152,12 @@ class Config:
         check_fields(self, "")
         for model in self.models():
             model.check()
-            if position_schemes.choose(self.positions, model.pattern).bound(self.length) is None:
+            scheme = position_schemes.choose(self.positions, model.pattern)
+            if scheme.bound(self.length) is None:
                 raise ConfigError(
                     f"positions={self.positions!r}: maximum must be at least length={self.length}"
                 )
+            position_schemes.check_trained(self.positions, scheme, self.length)
         if not self.model.causal:
             raise ConfigError("model.causal=False: next-token training needs a causal model")
         self.optimizer.check(self.steps)

@@ -110,5 +110,7 @@ def test_what_does_not_fit_is_refused():
         cayley_string.basis(np.zeros((6, 8), np.float32))
     with pytest.raises(ValueError, match="pass 3 axes last"):
         cayley_string.rotate(x, PLACES[:6], np.zeros((8, 8), "f"), np.zeros((3, 4), "f"))
+    with pytest.raises(ValueError, match=r"pass \[A, F\]"):
+        cayley_string.rotate(x, PLACES[:6], np.zeros((8, 8), "f"), theta[:, None])
     with pytest.raises(ValueError, match="use an even head width"):
         pe_jax.make("cayley_string").check(pe_jax.Dims(21, 3, 3, 7))

@@ -145,12 +145,37 @@ def test_initial_values_are_the_authors():
     assert layer["generators"].shape == (1, 4, 8, 8, 8) and layer["factors"].shape == (2, 4, 8)
 
 
+def test_a_second_derivative_is_refused_as_it_would_be_nan_at_0():
+    x, generators = util.noise(2, 1, 8), util.noise(2, 1, 1, 8, 8)
+
+    def total(places):
+        return (liere.rotate(x, places, generators) ** 3).sum()
+
+    at = np.float32([[0, 0], [0.2, 0.4]])
+    assert np.isfinite(jax.grad(total)(at)).all()
+    for again in (jax.jacfwd, jax.jacrev):
+        with pytest.raises(NotImplementedError, match="no second derivatives"):
+            again(jax.grad(total))(at)
+
+
+def test_float64_generators_and_positions_are_float32_under_strict_promotion():
+    x, generators = util.noise(2, 1, 8), util.noise(2, 1, 1, 8, 8)
+    want = liere.rotate(x, PLACES[:2], generators)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        wide = PLACES[:2].astype(np.float64), generators.astype(np.float64)
+        got = liere.rotate(x, *map(jax.numpy.asarray, wide))
+    assert_close(got, want)
+
+
 def test_what_does_not_fit_is_refused():
     x = util.noise(6, 3, 8)
-    for shape in ((2, 2, 1, 8, 8), (2, 3, 2, 8, 8), (2, 3, 2, 4, 3)):
+    for shape in ((2, 2, 1, 8, 8), (2, 3, 2, 8, 8), (2, 3, 2, 4, 3), (1, 2, 3, 1, 8, 8)):
         with pytest.raises(ValueError, match="3 heads of 8 = M·b channels"):
             liere.rotate(x, PLACES[:6], np.zeros(shape, np.float32))
     with pytest.raises(ValueError, match="pass 3 axes last"):
         liere.rotate(x, PLACES[:6], np.zeros((3, 3, 1, 8, 8), np.float32))
+    far = np.full((6, 2), 2**24)
+    with pytest.raises(ValueError, match="not exact in float32"):
+        liere.rotate(x, far, np.zeros((2, 3, 1, 8, 8), np.float32))
     with pytest.raises(ValueError, match="blocks of 6 channels"):
         pe_jax.make("liere", block=6).check(util.DIMS)

@@ -83,12 +83,14 @@ def test_queries_share_the_frequencies_of_their_key_head():
 
 def test_what_does_not_fit_is_refused():
     x, places = util.noise(6, 3, 8), pos.grid(2, 3)
-    for shape in ((2, 2, 4), (2, 3, 5)):
+    for shape in ((2, 2, 4), (2, 3, 5), (1, 2, 3, 4), (2, 0, 4)):
         with pytest.raises(ValueError, match="x has 3 heads of 8 channels"):
             rope_mixed.rotate(x, places, np.zeros(shape, np.float32))
     with pytest.raises(ValueError, match="pass 3 axes last"):
         rope_mixed.rotate(x, places, np.zeros((3, 3, 4), np.float32))
     with pytest.raises(ValueError, match="choose one of half"):
         rope_mixed.rotate(x, places, np.zeros((2, 3, 4), np.float32), "neox")
+    with pytest.raises(ValueError, match="axes=0: pass an integer"):
+        rope_mixed.initial(jax.random.key(0), 2, 8, axes=0)
     with pytest.raises(ValueError, match="head_dim=6"):
         rope_mixed.initial(jax.random.key(0), 2, 6)

@@ -350,6 +350,10 @@ def test_a_model_is_scored_on_what_it_answers(tmp_path, monkeypatch, causal):
         ),
         ({"seed": 2**31 - 1, "seeds": 2}, "seeds=2: at most 1, as seed=2147483647 is the first"),
         ({"positions": ("randomized(maximum=11)",)}, "a row of copy has 12 tokens, more than"),
+        (
+            {"positions": ("random_floats(trained_length=13)",), "encodings": ("rope",)},
+            "no document has trained_length=13 tokens; pass at most length=12",
+        ),
         ({"encodings": ("learned(length=11)",)}, "length=6: a row of copy has 12 tokens"),
         ({"encodings": ("xpos",)}, "for causal attention alone"),
         (

@@ -339,6 +339,8 @@ FUNCTIONS: Calls = [
     (lambda: positions.randomized(KEY, 3, 9, np.zeros(4, int)), "segments=(4,): pass ids [3]"),
     (lambda: positions.random_floats(KEY, 3, 9.0, np.zeros(4, int)), "segments=(4,): pass ids [3]"),
     (lambda: positions.shifted(0, HERE, 3), "key=0: pass one key"),
+    (lambda: positions.evenly_spaced(np.array([2**40, 2**41]), 3, 9.0), "does not fit int32"),
+    (lambda: positions.evenly_spaced(np.array(3), 3, 9.0), "pass ids [*B, T]"),
     *((lambda x=x: positions.per_segment(x), "segments has dtype") for x in ("a", None, [0.0])),
     (lambda: positions.per_segment(3), "segments=(): pass ids [*B, T]"),
     (lambda: positions.bilevel(HERE, (1,), segments=np.zeros(3, int)), "segments=(3,)"),

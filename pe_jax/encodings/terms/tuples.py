@@ -73,9 +73,13 @@ def reads_input(terms: tuple) -> bool:
 
 
 def is_absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
-    """Whether more than the distance counts, so that positions restart in each segment."""
+    """Whether more than the distance counts, so that positions restart in each segment.
+
+    Rotations of different planes do not commute: q·k after two of them depends on both positions.
+    """
     of_positions = (term.state is not None and term.state.of != "x" for term in terms)
-    return absolute_rotation or any(of_positions) or reads_positions(terms)
+    several = len(select(terms, Rotation)) > 1
+    return absolute_rotation or several or any(of_positions) or reads_positions(terms)
 
 
 def check(terms: tuple, scale: Any = None, logit_cap: Any = None) -> None:
