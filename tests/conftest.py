@@ -17,6 +17,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # workers and programs star
     os.environ["PYTHONPYCACHEPREFIX"] = str(CACHE / "bytecode")
 FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 FAST += " --xla_cpu_parallel_codegen_split_count=1"
+FAST += " --xla_disable_hlo_passes=while-loop-invariant-code-motion,simplify-while-loops"
 if jax.__version_info__ < (0, 11):  # XLA's older emitters take half of the time; 0.12 has none
     FAST += " --xla_cpu_use_fusion_emitters=false"
 if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":  # tests/test_gpu.py names others

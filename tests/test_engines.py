@@ -64,7 +64,6 @@ CASES = {
         operands((2,), 1, 9),
         {n: x[:1] if n[0] == "q" else x[:9] for n, x in EVERY_OTHER.items()},
     ),
-    "values narrower": (operands((2,), 7, v_width=1), {}),
     "no batch axis": (operands((), 7), {"q_positions": np.arange(7)[::-1]}),
     "two batch axes": (
         operands((2, 3), 5),
@@ -77,12 +76,8 @@ CASES = {
         operands((2,), 13, v_width=9),
         {"window": 5, "causal": False},
     ),
-    "window and segments": (
-        operands((2,), 13),
-        {"window": 4, "q_segments": np.asarray([[0] * 6 + [1] * 5 + [-1] * 2, [0] * 13])},
-    ),
-    "window and sinks, both ways": (
-        operands((2,), 13),
+    "window and sinks, both ways, values narrower": (
+        operands((2,), 13, v_width=1),
         {"window": 2, "sinks": 1, "causal": False},
     ),
     "window, sinks and segments": (
@@ -294,8 +289,7 @@ def reached(index, *, causal, window, ids):
 # Memory.
 
 DEBERTA = "deberta(buckets=4,max_distance=7)"
-LONG = [(spec, False) for spec in ("t5", "shaw", DEBERTA, "transformer_xl")]
-LONG += [("t5", True)]
+LONG = [("t5+shaw", False), (f"{DEBERTA}+transformer_xl", False), ("t5", True)]
 SQUARE = Tiled(TileSizes(64, 64, group=(1, 2)))
 
 

@@ -207,12 +207,17 @@ def in_a_cache(case, window: int, sinks: int, first: int):
     assert past.capacity == (T if whole_rows else window + sinks)
 
 
-@util.of_each_kind(CAUSAL)
+# A cache of the window is a ring, but where terms of distances have sinks: it is of the whole row.
+RINGS = [c for c in CAUSAL if util.terms(c.encoding, DistanceTerm)]
+OTHERS = [c for c in CAUSAL if c not in RINGS or c.name.startswith("t5")]
+
+
+@util.of_each_kind(CAUSAL, RINGS)
 def test_a_cache_of_the_window_gives_what_the_whole_row_gives(case):
     in_a_cache(case, 4, 0, first=0)
 
 
-@util.of_each_kind(CAUSAL)
+@util.of_each_kind(CAUSAL, OTHERS)
 def test_a_cache_of_window_and_sinks_after_a_prompt_gives_what_the_whole_row_gives(case):
     in_a_cache(case, 5, 2, first=6)
 
@@ -284,9 +289,7 @@ def test_positions_of_ones_own_go_through_a_ring():
         jax.jit(lambda part: cache.extend(past, *part, **options, **mask))(part)
 
 
-@pytest.mark.parametrize(
-    "spec", ["rope@window=3,nope", "fox@window=6@sinks=2,rope", "t5@window=5+rope,alibi@window=2"]
-)
+@pytest.mark.parametrize("spec", ["fox@window=6@sinks=2,rope", "t5@window=5+rope,alibi@window=2"])
 def test_a_model_generates_what_its_whole_rows_say(spec):
     built, prompt = model(spec), np.arange(2 * 40).reshape(2, 40) % 31
     caches = built.init_cache(2, 64)

@@ -23,7 +23,7 @@ from pe_jax.validation import is_real, require
 from tests import test_training as training
 from tests import test_transformer as transformer
 from tests import tiny, trainers, util
-from tests.contract import newcomers, test_engines, test_positions, test_terms
+from tests.contract import newcomers, test_positions, test_terms
 from tests.faults.attention_calls import (
     K_,
     NO_PARAMS,
@@ -77,7 +77,6 @@ CASE = util.Case(NAME, Newcomer())
         *newcomers.LAWS,
         test_terms.test_biases_are_float32_and_tokens_keep_their_type,
         test_positions.test_the_limit_is_where_positions_end,
-        test_engines.test_jit_grad_scan_remat_and_vmap_compose,
     ],
     ids=lambda law: law.__name__.removeprefix("test_"),
 )

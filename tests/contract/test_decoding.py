@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pe_jax.encodings.terms import DistanceTerm
 from pe_jax.engines.decoding import cache
 from tests import util
-from tests.contract.laws import ONE_AXIS, each
+from tests.contract.laws import OF_KINDS, ONE_AXIS, each
 from tests.util import DIMS, B, T, assert_close, contiguous
 
 
@@ -58,11 +58,11 @@ def test_decoding_with_a_cache_equals_dense(case, data):
     decodes(case, data.draw(util.positions(case)))
 
 
-@each([c for c in ONE_AXIS if c.causal])
+@each([c for c in ONE_AXIS if c.causal], quick=OF_KINDS)
 def test_decoding_contiguous_tokens_equals_dense(case):
     decodes(case, contiguous(B, T), contiguous=True)
 
 
-@each([c for c in ONE_AXIS if c.causal and util.terms(c.encoding, DistanceTerm)])
+@each([c for c in ONE_AXIS if c.causal and util.terms(c.encoding, DistanceTerm)], quick=OF_KINDS)
 def test_decoding_with_tables_of_a_cache_equals_dense(case):
     decodes(case, contiguous(B, T), contiguous=True, tables=True)

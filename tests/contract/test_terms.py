@@ -68,21 +68,25 @@ def test_biases_are_float32_and_tokens_keep_their_type(case):
     assert all(x.shape[0] in (1, H) and x.shape[1:3] == (T, T) for x in pairs)
 
 
-def distance_terms(case) -> list:
-    """With values for arrays."""
-    return select(case.encoding.terms(util.random_params(case.encoding), DIMS), DistanceTerm)
+def evaluated(case, kind, what):
+    """`what` of each of its terms of a kind, compiled, with values for arrays."""
+
+    def evaluate(params):
+        return [what(term) for term in select(case.encoding.terms(params, DIMS), kind)]
+
+    return util.jit(evaluate)(util.random_params(case.encoding))
 
 
 @each([c for c in util.CASES if any(t.horizon for t in util.terms(c.encoding, DistanceTerm))])
 def test_past_the_horizon_nothing_changes(case):
-    for term in distance_terms(case):
-        if term.horizon is None:
-            continue
-        low, high = term.horizon
-        for edge, past in ((low, -np.arange(300)), (high, np.arange(300))):
-            away = np.concatenate([edge + past, [edge + 2**20 * np.sign(past[1])]])
-            found = term.at(away.astype(np.int32))
-            np.testing.assert_array_equal(found, np.take(found, [0] * len(away), axis=1))
+    def past(term):
+        low, high = term.horizon or (0, 0)
+        steps = np.append(np.arange(300), 2**20)
+        return term.horizon and term.at(np.stack([low - steps, high + steps]).astype(np.int32))
+
+    for biases in evaluated(case, DistanceTerm, past):
+        if biases is not None:
+            np.testing.assert_array_equal(biases, np.take(biases, [0] * 301, axis=2))
 
 
 @each([c for c in util.CASES if util.terms(c.encoding, DistanceTerm)])
@@ -91,21 +95,21 @@ def test_a_table_of_a_term_is_the_term(case):
     if case.encoding.claims.axes > 1:
         pytest.skip("distances of several axes have no table")
     away = np.arange(-T, T + 1, dtype=np.int32)
-    for term in distance_terms(case):
+
+    def both(term):
         table = term.tabled(-T, T)
         assert type(table) is type(term) and table.state == term.state
-        assert_close(table.at(away), term.at(away), 0)
+        return table.at(away), term.at(away)
+
+    for table, term in evaluated(case, DistanceTerm, both):
+        assert_close(table, term, 0)
 
 
 @each([c for c in util.CASES if any(t.decays for t in util.terms(c.encoding, DistanceFormula))])
 def test_a_bias_that_decays_does_not_rise_with_the_distance(case):
     away = np.concatenate([np.arange(300), np.geomspace(300, 2**23, 50)]).astype(np.int32)
-    for term in select(
-        case.encoding.terms(util.random_params(case.encoding), DIMS), DistanceFormula
-    ):
-        for side in (away, -away):
-            bias = term.at(side)
-            assert (np.diff(bias, axis=-1) <= 0).all() and np.isfinite(bias).all()
+    for biases in evaluated(case, DistanceFormula, lambda term: term.at(np.stack([away, -away]))):
+        assert (np.diff(biases, axis=-1) <= 0).all() and np.isfinite(biases).all()
 
 
 @each([c for c in util.SINGLE if util.terms(c.encoding, ScoreTerm)])
@@ -113,24 +117,27 @@ def test_the_scale_multiplies_the_scaled_kinds_and_no_others(case):
     """In a sum it may be another part's."""
     spec, x = AttentionSpec(DIMS, True), util.inputs()[0]
     places = util.spread(case, contiguous(1, T))
-    raw = jnp.swapaxes(jnp.asarray(x), 1, 2)
-    for term in select(case.encoding.terms(util.random_params(case.encoding), DIMS), ScoreTerm):
+    raw = np.swapaxes(x, 1, 2)
+
+    def scores(term):
         states = (None, term.state and jnp.swapaxes(term.state(util.flat(x), places), 1, 2))
         side = Side(0 * raw, raw, states, Tokens(places, places))  # q·k = 0
-        once, twice = (
-            reference.scores(spec, (Scale(scale), term), side, side) for scale in (1.0, 2.0)
-        )
+        return [reference.scores(spec, (Scale(scale), term), side, side) for scale in (1.0, 2.0)]
+
+    scaled = [term.scaled for term in util.terms(case.encoding, ScoreTerm)]
+    for double, (once, twice) in zip(scaled, evaluated(case, ScoreTerm, scores), strict=True):
         assert np.abs(once).max() > 0
-        assert_close(twice, np.asarray(once) * (2 if term.scaled else 1), 1e-6)
+        assert_close(twice, np.asarray(once) * (2 if double else 1), 1e-6)
 
 
 @each([c for c in util.CASES if util.terms(c.encoding, DistanceFormula)])
 def test_a_profile_is_the_same_head_by_head(case):
     """Engines and kernels give it one head's numbers at a time."""
     away = np.arange(-300, 300, dtype=np.int32)
-    for term in select(
-        case.encoding.terms(util.random_params(case.encoding), DIMS), DistanceFormula
-    ):
+
+    def both(term):
         assert term.numbers.dtype == jnp.float32 and term.numbers.shape[0] == H
-        for head, row in enumerate(term.numbers):
-            assert_close(term.fn(list(row), away), term.at(away)[head], 1e-6)
+        return [term.fn(list(row), away) for row in term.numbers], list(term.at(away))
+
+    for by_head, together in evaluated(case, DistanceFormula, both):
+        assert_close(by_head, together, 1e-6)
