@@ -18,6 +18,7 @@ from tests.encodings.common import (
     HEAD_DIM,
     HEADS,
     LENGTH,
+    attend,
     check_attention,
     qkv,
     random_params,
@@ -130,15 +131,11 @@ def test_packed_images_each_have_their_class_token():
     encoding, params, _ = with_class()
     places = np.asarray(pos.grid(2, 2, prefix=1, numbered=True))
     q, k, v = qkv(length=10)
-    options = {"encoding": encoding, "params": params, "causal": False}
-    both = pe_jax.attention(
-        *(q, k, v),
-        q_positions=np.tile(places, (2, 1)),
-        q_segments=np.repeat([0, 1], 5),
-        **options,
-    )
+    given = encoding, params, False
+    packed = {"q_positions": np.tile(places, (2, 1)), "q_segments": np.repeat([0, 1], 5)}
+    both = attend(q, k, v, *given, **packed)
     apart = [
-        pe_jax.attention(*(x[part] for x in (q, k, v)), q_positions=places, **options)
+        attend(*(x[part] for x in (q, k, v)), *given, q_positions=places)
         for part in (slice(5), slice(5, 10))
     ]
     np.testing.assert_allclose(both, np.concatenate(apart), atol=1e-6)
@@ -194,7 +191,8 @@ def test_one_table_for_all_layers_and_a_table_of_another_window(class_token):
     large, resized = encoding.resized(params, 4, 3)
     assert (large.height, large.width, large.shared) == (4, 3, True)
     square, classes = np.split(params.shared["table"], [15], axis=1)
-    want = jax.image.resize(square.reshape(HEADS, 3, 5), (HEADS, 7, 5), "bilinear")
+    resize = util.jit(jax.image.resize, static_argnums=(1, 2))
+    want = resize(square.reshape(HEADS, 3, 5), (HEADS, 7, 5), "bilinear")
     want = np.concatenate([want.reshape(HEADS, 35), classes], axis=1)
     np.testing.assert_allclose(resized.shared["table"], want, atol=1e-6)
     with pytest.raises(ValueError, match="axis 1 must have 9, or 3 more for a class token"):
