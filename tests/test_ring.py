@@ -90,25 +90,13 @@ def check(case: Case, rows: Contiguous, engine=SMALL, **given) -> None:
     assert_close(outcome(case, rows, engine=engine, **given), want, 2e-5)
 
 
-SHARED = [  # by each way to evaluate a scheme
-    pytest.param(spec, marks=SLOW)
-    for spec in (
-        "alibi",
-        "transformer_xl",
-        "tupe(length=40)+rope",
-        "wavlm+fox",
-        "self_extend",
-        "wall+selective_rope+log_length",
-    )
-]
-INKLING = "inkling(extent=4,width=3)"
 KINDS = [  # together, what one program takes
     "learned(length=40)+rope+rotated_values",
     f"{T5}+alibi+shaw(clip=3)",
     "deberta(buckets=None,max_distance=4)+sink",
     "fire(width=5,length=64.0)+transformer_xl",
     "tupe(length=40)+fox",
-    f"wall+selective_rope(rank=3)+{INKLING}",
+    "wall+selective_rope(rank=3)+inkling(extent=4,width=3)+log_length",
     "wavlm(num_buckets=8,max_distance=6)+pope",
     "rerope(window=3)",
 ]
@@ -165,7 +153,9 @@ def test_blocks_that_do_not_fill_their_tiles():
     check(case_of(f"{T5}+shaw(clip=3)"), BlockPermuted(mesh(seq=4)), tiles)
 
 
-@pytest.mark.parametrize("spec", [f"shaw(clip=3)+{T5}", *SHARED])
+@pytest.mark.parametrize(
+    "spec", [f"shaw(clip=3)+{T5}", *(pytest.param(spec, marks=SLOW) for spec in KINDS)]
+)
 def test_rows_and_heads_are_shared_too(spec):
     axes = mesh(data=2, seq=2, model=2)
     check(case_of(spec), BlockPermuted(axes, batch=("data",), heads="model"), ids=IDS)
