@@ -3,7 +3,6 @@
 What is right is each row alone, by the dense engine.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -15,7 +14,7 @@ from pe_jax import masks
 from pe_jax.engines.decoding import cache
 from tests import util
 from tests.contract.laws import each
-from tests.test_decode import CAUSAL, extend, extender, named, past, whole
+from tests.test_decode import CAUSAL, S, extend, extender, named, past, whole
 from tests.util import DIMS, B, H, assert_close
 
 LENGTHS, T, NEW = (4, 9), 9, 3  # tokens of each row's prompt, its columns, tokens that follow
@@ -23,6 +22,11 @@ SIDES = {  # where the tokens of each row are
     "left": [[*range(T - n, T)] for n in LENGTHS],
     "right": [[0, 1, 5, 6], [*range(T)]],  # and between them
 }
+# One scheme for each kind of term and of state; the others are slow.
+OTHERS = ("deberta+rope", "grape_ap", "path", "stick_breaking", "dape", "sandwich")
+OTHERS += ("inkling(extent=6", "sink(from_input")
+KINDS = util.first_of_kinds(CAUSAL) | {c for c in CAUSAL if c.name.startswith(OTHERS)}
+of_each_kind = each(CAUSAL, quick=KINDS)
 
 
 def padded(side: str) -> tuple[list, np.ndarray, list]:
@@ -59,13 +63,17 @@ def check_rows(case, **options):
     """Asserts that rows with padding on either side are decoded as each would be alone."""
     for side in SIDES:
         batch, segments, columns = padded(side)
-        got = np.asarray(decoder(case, **options)(batch, segments))
+        outputs = np.asarray(decoder(case, **options)(batch, segments))
+        alone = [np.zeros_like(x) for x in batch]  # the tokens of each row; none sees what follows
         for row, own in enumerate(columns):
-            alone = [np.broadcast_to(x[row, own][None], (B, len(own), *x.shape[2:])) for x in batch]
-            assert_close(got[row, own], whole(case, alone, **options)[0], 3e-5)
+            for x, tokens in zip(batch, alone, strict=True):
+                tokens[row, : len(own)] = x[row, own]
+        expected = whole(case, alone, **options)
+        for row, own in enumerate(columns):
+            assert_close(outputs[row, own], expected[row, : len(own)], 3e-5)
 
 
-@each(CAUSAL)
+@of_each_kind
 def test_rows_of_unequal_length_are_each_alone(case):
     check_rows(case)
 
@@ -77,13 +85,22 @@ def test_windows_and_sinks_count_tokens_not_padding(case):
 
 @named("rope", "fox", "t5")
 def test_documents_in_one_row_are_each_alone(case):
-    qkv, ids = util.inputs(12), np.repeat([0, 1, 1, 2], [5, 2, 2, 3])
-    past_, outs = past(case), []
-    for start, end in ((0, 4), (4, 8), (8, 12)):
-        own = np.broadcast_to(ids[start:end], (B, end - start))
-        out, past_ = extend(case, past_, [x[:, start:end] for x in qkv], segments=own)
-        outs.append(out)
-    assert_close(jnp.concatenate(outs, 1), whole(case, qkv, q_segments=np.tile(ids, (B, 1))), 3e-5)
+    qkv, ids = util.inputs(12), np.tile(np.repeat([0, 1, 1, 2], [5, 2, 2, 3]), (B, 1))
+    outputs = in_parts(case, qkv, (4, 8, 12), lambda part: {"segments": ids[:, part]})
+    assert_close(outputs, whole(case, qkv, q_segments=ids), 3e-5)
+
+
+def in_parts(case, qkv, ends, options):
+    """Outputs of tokens that come in several parts, each with its options; one program."""
+
+    def run(qkv):
+        held, outs = past(case), []
+        for part in map(slice, (0, *ends), ends):
+            out, held = extend(case, held, [x[:, part] for x in qkv], **options(part))
+            outs.append(out)
+        return jnp.concatenate(outs, 1)
+
+    return util.jit(run)(qkv)
 
 
 @pytest.mark.parametrize("name", ["prefix", "tree", "booleans"])
@@ -92,15 +109,14 @@ def test_masks_are_those_of_attention(case, name):
     parents, index = np.array([-1, 0, 1, 2, 3, 4, 4, 5, 6]), np.arange(9)
     seen = (index < 5) | (index <= index[:, None])
     mask = {"prefix": masks.prefix(5), "tree": masks.tree(parents), "booleans": seen}[name]
-    options = {"causal": False} if name == "booleans" else {}
-    qkv, held, outs = util.inputs(9), past(case), []
-    for start, end in ((0, 5), (5, 8), (8, 9)):
-        own = options | {"mask": mask}
-        if name == "booleans":  # of the rows of the cache
-            own["mask"] = np.pad(seen[start:end], ((0, 0), (0, held.capacity - 9)))
-        out, held = extend(case, held, [x[:, start:end] for x in qkv], **own)
-        outs.append(out)
-    assert_close(jnp.concatenate(outs, 1), whole(case, qkv, mask=mask, **options), 2e-5)
+    options, qkv = {"causal": False} if name == "booleans" else {}, util.inputs(9)
+
+    def options_of(part):  # booleans are of the rows of the cache
+        rows = np.pad(seen[part], ((0, 0), (0, S - 9)))
+        return options | {"mask": rows if name == "booleans" else mask}
+
+    outputs = in_parts(case, qkv, (5, 8, 9), options_of)
+    assert_close(outputs, whole(case, qkv, mask=mask, **options), 2e-5)
 
 
 @named("nope", "rope", "shaw")
@@ -108,12 +124,16 @@ def test_a_prefix_sees_both_ways(case):
     """Rows of the cache that no token has filled are hidden, with a window's too."""
     qkv = util.inputs(9)
     for window in (None, 4):
-        held = past(case) if window is None else windowed(case, window)
-        out, held = extend(case, held, [x[:, :6] for x in qkv], causal=False, window=window)
-        assert_close(out, whole(case, [x[:, :6] for x in qkv], causal=False, window=window), 2e-5)
-        more, _ = extend(case, held, [x[:, 6:] for x in qkv], causal=False, window=window)
-        own = whole(case, qkv, causal=False, window=window)[:, 6:]
-        assert_close(more, own, 2e-5)
+        options = {"causal": False, "window": window}
+
+        def run(qkv, window=window, options=options):
+            held = past(case) if window is None else windowed(case, window)
+            out, held = extend(case, held, [x[:, :6] for x in qkv], **options)
+            return out, extend(case, held, [x[:, 6:] for x in qkv], **options)[0]
+
+        out, more = util.jit(run)(qkv)
+        assert_close(out, whole(case, [x[:, :6] for x in qkv], **options), 2e-5)
+        assert_close(more, whole(case, qkv, **options)[:, 6:], 2e-5)
 
 
 def windowed(case, window, sinks=0):
@@ -129,7 +149,7 @@ def test_segments_and_a_window_that_forgets():
         extend(case, past(case), util.inputs(3), segments=np.zeros((B, 4), int))
 
 
-@each(CAUSAL)
+@of_each_kind
 def test_drafts_that_are_taken_back_leave_nothing(case):
     qkv, step = util.inputs(16), extender(case)
     other = [x[:, ::-1] for x in qkv]
@@ -146,18 +166,17 @@ def test_drafts_that_are_taken_back_leave_nothing(case):
 
 def test_what_cannot_be_taken_back():
     case = CAUSAL[0]
-    held = extend(case, past(case), util.inputs(6))[1]
+    held = extender(case)(past(case), util.inputs(6))[1]
     assert cache.truncate(held, 0).length == 0
     for length in (7, -1, 2.5):
         with pytest.raises((ValueError, TypeError), match="length"):
             cache.truncate(held, length)
-    few = extend(case, windowed(case, 8), util.inputs(6), window=8)[1]
-    other = [x[:, ::-1] for x in util.inputs(9)]
-    got = extend(case, cache.truncate(few, 4), [x[:, 4:5] for x in other], window=8)[0]
-    first = extend(case, windowed(case, 8), [x[:, :4] for x in util.inputs(6)], window=8)[1]
-    want = extend(case, first, [x[:, 4:5] for x in other], window=8)[0]
-    assert_close(got, want, 1e-6)
-    many = extend(case, few, util.inputs(6), window=8)[1]
+    step = util.jit(lambda held, qkv: extend(case, held, qkv, window=8))
+    few = step(windowed(case, 8), util.inputs(6))[1]
+    other = [x[:, 4:5] for x in util.inputs(9)]
+    first = step(windowed(case, 8), [x[:, :4] for x in util.inputs(6)])[1]
+    assert_close(step(cache.truncate(few, 4), other)[0], step(first, other)[0], 1e-6)
+    many = step(few, util.inputs(6))[1]
     assert cache.truncate(many, 12).length == 12
     for refused in (lambda: cache.truncate(many, 11), lambda: jax.jit(cache.truncate)(many, 11)):
         with pytest.raises(ValueError, match="written over"):
@@ -166,7 +185,7 @@ def test_what_cannot_be_taken_back():
         cache.truncate(None, 3)  # pyright: ignore[reportArgumentType]
 
 
-@each(CAUSAL)
+@of_each_kind
 def test_beams_take_rows(case):
     """Also more rows than there were, though as many heads as rows; tables are not of rows."""
     qkv, rows, step = util.inputs(9), np.asarray([1, 0, 1, 1]), extender(case)
@@ -182,7 +201,8 @@ def test_beams_take_rows(case):
 def test_beams_of_padded_rows():
     case = CAUSAL[0]
     batch, segments, _ = padded("left")
-    held = extend(case, past(case), [x[:, :T] for x in batch], segments=segments)[1]
+    step = util.jit(lambda held, qkv: extend(case, held, qkv, segments=segments))
+    held = step(past(case), [x[:, :T] for x in batch])[1]
     taken = cache.take(held, [1, 0])
     assert taken.segments is not None
     np.testing.assert_array_equal(taken.segments[:, :T], segments[::-1])
@@ -196,7 +216,6 @@ def test_a_cache_may_be_made_for_segments():
     case = CAUSAL[0]
     made = cache.with_segments(past(case))
     assert cache.with_segments(made) is made
-    batch, segments, columns = padded("left")
+    batch, segments, _ = padded("left")
     extended = extend(case, made, [x[:, :T] for x in batch], segments=segments)[1]
     assert jax.tree.structure(extended) == jax.tree.structure(made)
-    assert dataclasses.replace(extended, segments=None) is not None and columns

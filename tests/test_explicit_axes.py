@@ -19,7 +19,7 @@ from pe_jax.encodings.terms import (
     RowRescore,
 )
 from tests import util
-from tests.util import CASES, SINGLE, T
+from tests.util import CASES, SINGLE, SUMS, T
 
 SPLIT = P("data", None, "model", None)  # q, k and v: batch and heads
 
@@ -54,20 +54,23 @@ def outcome(case, engine, explicit, params, qkv, positions, segments):
     return out, pull(out)
 
 
-def engines(case):
-    return ("dense",) if util.terms(case.encoding, PathProduct, RowRescore) else ("dense", "tiled")
+OF_KINDS = util.first_of_kinds(CASES) | {*SUMS}
+TRACED = [("dense", case) for case in CASES] + [  # what tiles do follows from the kinds of terms
+    pytest.param("tiled", case, marks=() if case in OF_KINDS else pytest.mark.slow)
+    for case in CASES
+    if not util.terms(case.encoding, PathProduct, RowRescore)
+]
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_attention_and_its_gradients_trace_under_explicit_axes(case, mesh):
+@pytest.mark.parametrize("engine, case", TRACED, ids=repr)
+def test_attention_and_its_gradients_trace_under_explicit_axes(engine, case, mesh):
     def abstract(x, spec):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
 
-    for engine in engines(case):
-        run = functools.partial(outcome, case, engine, engine == "dense")
-        out, (_, grads) = jax.eval_shape(run, *given(case, abstract))
-        assert out.sharding.spec == SPLIT
-        assert {x.sharding.spec for x in grads} == {SPLIT}
+    run = functools.partial(outcome, case, engine, engine == "dense")
+    out, (_, grads) = jax.eval_shape(run, *given(case, abstract))
+    assert out.sharding.spec == SPLIT
+    assert {x.sharding.spec for x in grads} == {SPLIT}
 
 
 @pytest.mark.parametrize("case", SINGLE, ids=repr)
@@ -112,8 +115,8 @@ def test_terms_trace_under_explicit_axes(case, mesh):
 
 
 KINDS = {
-    "dense": "learned(length=40) t5+rope fox",
-    "tiled": "shaw+rope deberta(buckets=4,max_distance=7,causal=False) t5+alibi fox",
+    "dense": "learned(length=40) t5+rope",
+    "tiled": "shaw+rope deberta(buckets=4,max_distance=7,causal=False) fox",
 }
 
 
@@ -148,7 +151,7 @@ def test_a_cache_decodes_under_explicit_axes(name, window, mesh):
     several = case.encoding.claims.axes > 1
     own = {"encoding": case.encoding, "params": params, "dims": util.DIMS, "window": window}
 
-    @jax.jit
+    @util.jit
     def step(past, *new):
         *qkv, x, at = new
         return cache.extend(past, *qkv, at if several else None, x=x, **own)
@@ -160,7 +163,7 @@ def test_a_cache_decodes_under_explicit_axes(name, window, mesh):
     outs = {}
     for how, given_past in (("whole", past), ("divided", jax.device_put(past, split))):
         parts, past = [], given_past
-        for begin, end in ((0, 9), (9, 10), (10, T)):
+        for begin, end in ((0, 6), (6, 12), (12, T)):
             out, after = step(past, *(a[:, begin:end] for a in (q, k, v, x, positions)))
             assert out.sharding.spec == SPLIT
             assert jax.tree.map(jax.typeof, past) == jax.tree.map(jax.typeof, after)
@@ -172,5 +175,6 @@ def test_a_cache_decodes_under_explicit_axes(name, window, mesh):
     with jax.set_mesh(jax.sharding.Mesh(jax.devices()[:1], ("x",))):
         arrays = jax.tree.map(np.asarray, (q, k, v))
         params, x = jax.tree.map(np.asarray, (params, x))
-        want = pe_jax.attention(*arrays, params=params, x=x, **plain)
+        dense = util.jit(functools.partial(pe_jax.attention, **plain))
+        want = dense(*arrays, params=params, x=x)
     util.assert_close(outs, dict.fromkeys(outs, want), 1e-5)

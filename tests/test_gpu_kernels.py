@@ -177,16 +177,13 @@ ELSEWHERE = {
 CROWDED = {"positions": [np.arange(60, 100, 2)[None] // 5, np.arange(50, 0, -1)[None] // 2]}
 FEW_PLACES = {"positions": [np.arange(70)[None] // 3, np.arange(20, 0, -1)[None]]}
 T5, DEBERTA = "t5(num_buckets=6,max_distance=9)", "deberta(buckets=4,max_distance=7)"
-BOTH_WAYS = "t5(num_buckets=8,max_distance=6,bidirectional=True)"
 CASES = {
     "none, window both ways": Call("nope", 70, width=5, window=20, causal=False),
-    "rope, window": Call("rope", window=20),
     "alibi": Call("alibi", 200, sharp=0.1),
     "alibi, all": Call("alibi", 200, sharp=0.1, causal=False),
     "alibi+rope, elsewhere": Call("alibi+rope", 20, 50, **ELSEWHERE),
     "sinks, elsewhere": Call("nope", 20, 50, window=5, sinks=3, causal=False, **ELSEWHERE),
     "t5, packed": Call(T5, segments=PACKED),
-    "t5, all": Call(BOTH_WAYS, 70, causal=False),
     "buckets, window": Call("buckets(edges=(0,1,4))", 70, window=30),
     "clipped, shuffled": Call("clipped(clip=3)", window=9, index=SHUFFLED),
     "shaw": Call("shaw(clip=3)+rope", 70),
@@ -207,10 +204,8 @@ CASES = {
     ),
     "no horizon, elsewhere": Call("wave+alibi", 70, 20, causal=False, **FEW_PLACES),
     "several tables": Call(f"{T5}+clipped(clip=3)+scaled"),
-    "coefficients and a table": Call(f"logarithmic+{T5}", 70),
     "coefficients of two": Call("alibi+logarithmic", 200, sharp=0.1),
     "coefficients and a table of all distances": Call("logarithmic+wave"),
-    "no horizon": Call("wave", causal=False),
     "no horizon, beside pairs": Call("fire(width=3)+wave"),
     "one token": Call(T5, 1),
 }
@@ -231,12 +226,16 @@ def test_documents_of_a_row_come_out_as_if_each_were_alone(spec, causal):
     half = Call(spec, causal=causal, segments=PACKED, dtype="bfloat16")
     assert half.ask(engine.refusal) is None
     assert half.ask(cudnn.refusal) is not None
+
+    def output(call, attend):
+        return util.jit(lambda: attend(*call.arguments(call.params, *call.arrays))[0])()
+
     call = Call(spec, causal=causal, segments=PACKED)
-    (out, _), _ = run(call, SQUARE)
+    out = output(call, SQUARE)
     for start, end in ((0, 10), (10, 25), (28, 37)):  # of the first row; between them is padding
         alone = Call(spec, end - start, causal=causal)
         alone.arrays, alone.params = tuple(x[:1, :, start:end] for x in call.arrays), call.params
-        assert_close(out[:1, :, start:end], run(alone, reference.attend)[0][0])
+        assert_close(out[:1, :, start:end], output(alone, reference.attend))
 
 
 @pytest.mark.parametrize("name", ["t5, packed", "shaw, all, packed"])
@@ -346,10 +345,10 @@ def hopper():
         yield
 
 
-LOWERED = "nope rope alibi t5 buckets clipped shaw deberta alibi+rope t5+rope logarithmic wave"
+LOWERED = "nope alibi t5 shaw deberta logarithmic wave alibi+t5"
 
 
-@pytest.mark.parametrize("spec", [*LOWERED.split(), "alibi+t5"])
+@pytest.mark.parametrize("spec", LOWERED.split())
 def test_kernels_lower_for_cuda(spec):
     """Forward and backward: finds what Triton has no rule for, and runs nothing."""
     call, dims, length = Call(spec, 1), pe_jax.Dims(512, 8, 8, 64), 1024

@@ -51,6 +51,7 @@ def rehearsal(bare, tmp_path_factory):
     """A session from beginning to end: its folder, and what it printed."""
     out = tmp_path_factory.mktemp("session") / "results"
     command = "-m", "tools.gpu_session", "--rehearse", "--schemes=nope,t5", "--dtypes=bfloat16"
+    command += ("--processes=1",)  # each imports JAX; two share jobs below
     return out, [bare(*command, f"--out={out}") for _ in range(2)]
 
 

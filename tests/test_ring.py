@@ -90,22 +90,25 @@ def check(case: Case, rows: Contiguous, engine=SMALL, **given) -> None:
     assert_close(outcome(case, rows, engine=engine, **given), want, 2e-5)
 
 
-SHARED = [  # by each way to evaluate a scheme
-    pytest.param(spec, marks=SLOW)
-    for spec in (
-        "alibi",
-        "transformer_xl",
-        "tupe(length=40)+rope",
-        "wavlm+fox",
-        "self_extend",
-        "wall+selective_rope+log_length",
-    )
+KINDS = [  # together, what one program takes
+    "learned(length=40)+rope+rotated_values",
+    f"{T5}+alibi+shaw(clip=3)",
+    "deberta(buckets=None,max_distance=4)+sink",
+    "fire(width=5,length=64.0)+transformer_xl",
+    "tupe(length=40)+fox",
+    "wall+selective_rope(rank=3)+inkling(extent=4,width=3)+log_length",
+    "wavlm(num_buckets=8,max_distance=6)+pope",
+    "rerope(window=3)",
 ]
 
 # Every scheme.
 
 
-@util.of_each_kind(CASES)
+@pytest.mark.parametrize(
+    "case",
+    [*map(case_of, KINDS), *(pytest.param(case, marks=SLOW) for case in CASES)],
+    ids=str,
+)
 def test_a_ring_is_one_device_forward_and_backward(case):
     """Packed rows, grouped heads, padding: the last device sees nothing of any."""
     check(case, BlockPermuted(mesh(seq=4), balanced=case.causal), ids=IDS)
@@ -150,7 +153,9 @@ def test_blocks_that_do_not_fill_their_tiles():
     check(case_of(f"{T5}+shaw(clip=3)"), BlockPermuted(mesh(seq=4)), tiles)
 
 
-@pytest.mark.parametrize("spec", [f"shaw(clip=3)+{T5}", *SHARED])
+@pytest.mark.parametrize(
+    "spec", [f"shaw(clip=3)+{T5}", *(pytest.param(spec, marks=SLOW) for spec in KINDS)]
+)
 def test_rows_and_heads_are_shared_too(spec):
     axes = mesh(data=2, seq=2, model=2)
     check(case_of(spec), BlockPermuted(axes, batch=("data",), heads="model"), ids=IDS)
@@ -203,7 +208,7 @@ def test_balanced_devices_see_equally_many_pairs():
         assert (np.ptp(pairs) == 0) == equal
 
 
-@pytest.mark.parametrize("spec", ["fox", "wavlm+cable", "wall", "selective_rope"])
+@pytest.mark.parametrize("spec", ["wavlm+cable", "selective_rope"])
 def test_sums_over_tokens_are_those_of_the_row_in_order(spec):
     (encoding,) = pe_jax.parse(spec)
     layout, x = BlockPermuted(mesh(seq=4)), noise(B, 48, DIMS.width)

@@ -33,9 +33,7 @@ def not_kept():
     [
         ("nope", {}, "float32", 2 * 256 + 61),
         ("t5", {}, "bfloat16", 2 * 256 + 113 + 61),
-        ("alibi", {}, "float32", 2 * 256 + 61),
         ("transformer_xl", {}, "float32", 2 * 256 + 61),
-        ("fire", {}, "float32", 2 * 256 + 61),
         ("fire", {"q_segments": DOCUMENTS}, "float32", 2 * 256 + 61),
         ("fire", {"causal": False}, "float32", 4 * 256 + 61),
     ],

@@ -36,7 +36,6 @@ CASES = {
     "grouped heads, window": (FIRE, {"tokens": 40, "kv_heads": 2, "window": 19}),
     "segments of contiguous positions": (FIRE, {"ids": IDS}),
     "shared by layers, one key head": ("fire(width=5,shared=True)", {"kv_heads": 1}),
-    "+rope": (f"{FIRE}+rope", {"tokens": 40}),
     "+alibi": (f"alibi+{FIRE}", {"tokens": 40}),
     "one token": (FIRE, {"tokens": 1}),
 }

@@ -27,29 +27,21 @@ CASES = {
     "fox, cable, a table": (f"fox+cable+{T5}", {}),
     "fox+alibi": ("fox+alibi", {"sharp": 0.1}),
     "tupe, cap": ("tupe(length=80)", {"logit_cap": 1.5}),
-    "t5, cap, window": (T5, {"logit_cap": 1.5, "window": 40}),
     "inkling": ("inkling(extent=20,width=3)", {}),
     "wavlm": ("wavlm(num_buckets=8,max_distance=9)", ALL),
     "shaw, all, packed, cap": (
         "shaw(clip=3)",
         {"logit_cap": 1.5, "q_segments": PACKED, **ALL},
     ),
-    "deberta": ("deberta(buckets=None,max_distance=20)", {}),
     "deberta and all": (DISTANCES, ALL),
-    "transformer_xl": ("transformer_xl", {"length": 37}),
     "transformer_xl, all, packed": ("transformer_xl", {"q_segments": PACKED, **ALL}),
     # In chunks of 64 queries, or of 32 where there are no more.
-    "pairs, a table, packed": (
-        f"fire(width=3)+{T5}",
-        {"window": 20, "q_segments": PACKED},
-    ),
     "pairs, fox, cap": ("fox+fire(width=3)+rope", {"logit_cap": 3.0, "q_positions": ELSEWHERE}),
     "pairs, transformer_xl": ("fire(width=3)+transformer_xl", {"length": 128, **ALL}),
     "pairs, a table, elsewhere": (
         f"fire(width=3)+{T5}",
         {"window": 20, "q_segments": PACKED, "q_positions": ELSEWHERE},
     ),
-    "a table of two axes": ("swin(width=10)+rope_2d", {"q_positions": PLANE, **ALL}),
     "two of two axes, packed": (
         "cpb+alibi_2d",
         {"q_positions": PLANE, "q_segments": PACKED, **ALL},
@@ -75,7 +67,7 @@ def test_vectors_too_wide_for_a_core_get_gradients_by_diagonal(monkeypatch):
     assert_dense(DISTANCES, KERNELS, **ALL)
 
 
-@pytest.mark.parametrize("name", ["fox, elsewhere", "inkling", "deberta", "pairs, transformer_xl"])
+@pytest.mark.parametrize("name", ["fox, elsewhere", "inkling", "pairs, transformer_xl"])
 def test_half_precision_differs_from_dense_as_rounding_does(name):
     spec, options = CASES[name]
     assert_dense(spec, KERNELS, tol=3e-2, **options, dtype="bfloat16")

@@ -54,8 +54,11 @@ def attend(q, k, v, encoding=None, params=None, causal=True, **given):
     return pe_jax.attention(q, k, v, **options, implementation="dense")
 
 
-def check_attention(encoding, params, causal, want=None, **given):
-    """Compares our attention with the naive form, or with `want`, float64 [T, H, HEAD_DIM]."""
+def check_attention(encoding, params, causal=False, want=None, **given):
+    """Compares our attention with the naive form, or with `want`, float64 [T, H, HEAD_DIM].
+
+    tests/test_naive.py has the causal mask of every scheme.
+    """
     ours = attend(*qkv(), encoding=encoding, params=params, causal=causal, **given)
     if want is None:
         options = {"positions": given.get("q_positions"), "x": given.get("x"), "causal": causal}

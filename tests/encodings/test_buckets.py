@@ -59,10 +59,9 @@ def test_the_horizon_is_where_the_bias_stops_changing_on_both_sides(encoding):
     assert at[lo + 1] != at[lo] and at[hi - 1] != at[hi]
 
 
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     "encoding",
     [pe_jax.make("buckets", edges=(0, 2, 5), directional=True), pe_jax.make("clipped", clip=3)],
 )
-def test_the_bias_is_added_after_the_scaling(encoding, causal):
-    check_attention(encoding, random_params(encoding), causal)
+def test_the_bias_is_added_after_the_scaling(encoding):
+    check_attention(encoding, random_params(encoding))

@@ -4,7 +4,6 @@ import math
 
 import jax
 import numpy as np
-import pytest
 
 import pe_jax
 from pe_jax import positions as pos
@@ -16,10 +15,9 @@ from tests.encodings.common import LENGTH, check_attention, random_params
 PLACES = np.asarray(pos.grid(3, 4))[:LENGTH]
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_scores_get_the_networks_answer_at_the_log_spaced_distance(causal):
+def test_scores_get_the_networks_answer_at_the_log_spaced_distance():
     encoding = pe_jax.make("cpb", height=3, width=4, hidden=5)
-    check_attention(encoding, random_params(encoding), causal, q_positions=PLACES)
+    check_attention(encoding, random_params(encoding), q_positions=PLACES)
 
 
 def test_the_windows_edge_is_the_same_coordinate_at_any_size_and_goes_on_beyond():

@@ -18,12 +18,11 @@ from tests.encodings.common import (
 )
 
 
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("log_distance", [True, False])
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_scores_get_the_networks_answer_at_the_distance(depth, log_distance, causal):
+def test_scores_get_the_networks_answer_at_the_distance(depth, log_distance):
     encoding = pe_jax.make("dpb", hidden=5, depth=depth, log_distance=log_distance)
-    check_attention(encoding, random_params(encoding), causal)
+    check_attention(encoding, random_params(encoding))
 
 
 @pytest.mark.parametrize("log_distance", [True, False])

@@ -11,15 +11,14 @@ from tests.encodings.common import DIMS, check_attention, random_params
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [4.0, 512.0])
-def test_scores_are_the_papers(shared, causal, length):
+def test_scores_are_the_papers(shared, length):
     encoding = pe_jax.make("fire", width=7, length=length, shared=shared)
     params = random_params(encoding)
     own = params.shared if shared else params.layer
     assert own and not (params.layer if shared else params.shared)
 
-    check_attention(encoding, params, causal)
+    check_attention(encoding, params)
 
 
 def test_the_past_is_seen_as_parts_of_one_at_any_length():

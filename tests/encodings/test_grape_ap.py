@@ -21,10 +21,9 @@ X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
 
 
 @pytest.mark.parametrize("bias_max", [8.0, 2.0])
-@pytest.mark.parametrize("causal", [True, False])
-def test_what_the_tokens_between_cost_is_subtracted(causal, bias_max):
+def test_what_the_tokens_between_cost_is_subtracted(bias_max):
     encoding = pe_jax.make("grape_ap", width=4, bias_max=bias_max)
-    check_attention(encoding, random_params(encoding), causal, x=X)
+    check_attention(encoding, random_params(encoding), x=X)
 
 
 def test_without_projections_it_is_alibi():

@@ -57,13 +57,3 @@ def test_what_is_not_asked_for_is_no_term():
     scaled = pe_jax.make("inkling", floor=128_000)
     assert [type(t) for t in util.terms(scaled)] == [RelativeState, Rotation]
     assert not util.is_relative(scaled)
-
-
-def test_the_floor_is_counted_from_the_start_of_each_document():
-    encoding = pe_jax.make("inkling", extent=5, width=3, floor=2)
-    params, (q, k, v) = random_params(encoding), qkv()
-    ids = np.asarray([0] * 4 + [1] * 7, np.int32)
-    packed = attend(q, k, v, encoding=encoding, params=params, x=X, q_segments=ids)
-    for part in (slice(0, 4), slice(4, 11)):
-        alone = attend(q[part], k[part], v[part], encoding=encoding, params=params, x=X[part])
-        np.testing.assert_allclose(packed[part], alone, atol=1e-5)

@@ -1,7 +1,6 @@
 """LayoutLMv3's biases: three bucketed distances, all divided by sqrt(E)."""
 
 import numpy as np
-import pytest
 
 import pe_jax
 from tests import util
@@ -10,8 +9,7 @@ from tests.encodings.common import LENGTH, check_attention, random_params
 PAGE = np.stack([np.arange(LENGTH), *np.random.default_rng(0).integers(0, 1000, (2, LENGTH))], -1)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_scores_get_three_biases_divided_by_the_root_of_the_head_width(causal):
+def test_scores_get_three_biases_divided_by_the_root_of_the_head_width():
     encoding = pe_jax.make(
         "layoutlmv3", num_buckets=8, max_distance=9, spatial_buckets=12, spatial_distance=300
     )
@@ -19,7 +17,7 @@ def test_scores_get_three_biases_divided_by_the_root_of_the_head_width(causal):
     index, x, y = (params.shared[name] for name in ("index", "x", "y"))
     assert index.shape[1] == 8 and x.shape == y.shape == (2, 12)
 
-    check_attention(encoding, params, causal, q_positions=PAGE)
+    check_attention(encoding, params, q_positions=PAGE)
 
 
 def test_what_lies_to_the_right_takes_the_upper_half():

@@ -25,10 +25,9 @@ def learned(alpha):
 ALPHA = learned([0.7, -0.4, 0.2])
 
 
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("spec", SPECS)
-def test_frequencies_are_multiplied_after_the_scaling(spec, causal):
-    check_attention(pe_jax.parse(spec)[0], ALPHA, causal)
+def test_frequencies_are_multiplied_after_the_scaling(spec):
+    check_attention(pe_jax.parse(spec)[0], ALPHA)
 
 
 @pytest.mark.parametrize("spec", SPECS)

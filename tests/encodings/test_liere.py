@@ -8,13 +8,16 @@ import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings import liere, rope_mixed
 from tests import util
+from tests.encodings.common import attend
 from tests.util import H, K, T, assert_close
 
 PLACES = np.asarray(pos.grid(3, 5))[:T]
 CUBE = np.stack([np.arange(T) % 3, np.arange(T) // 3, np.arange(T) % 2], axis=-1)
 
 
-@pytest.mark.parametrize("causal", [True, False])
+exponential = util.jit(liere.exponential)
+
+
 @pytest.mark.parametrize(
     ("fields", "places"),
     [
@@ -26,12 +29,11 @@ CUBE = np.stack([np.arange(T) % 3, np.arange(T) // 3, np.arange(T) % 2], axis=-1
         ({"axes": 3, "commuting": True}, CUBE),
     ],
 )
-def test_blocks_turn_by_the_exponential_of_the_sum_over_axes(fields, places, causal):
+def test_blocks_turn_by_the_exponential_of_the_sum_over_axes(fields, places):
     encoding = pe_jax.make("liere", **fields)
     params, (q, k, v) = util.random_params(encoding), (x[0] for x in util.inputs())
-    given = {"q_positions": places, "causal": causal}
-    ours = pe_jax.attention(q, k, v, encoding=encoding, params=params, **given)
-    want = util.naive_attention(encoding, params, q, k, v, positions=places, causal=causal)
+    ours = attend(q, k, v, encoding, params, False, q_positions=places)
+    want = util.naive_attention(encoding, params, q, k, v, positions=places, causal=False)
     assert_close(ours, want)
 
 
@@ -76,7 +78,7 @@ def test_only_differences_count_where_generators_commute(fields, places, relativ
 def test_the_exponential_is_a_rotation_of_any_size(size, scale):
     upper = np.triu(util.noise(7, size, size), 1)
     skew = (scale * (upper - upper.swapaxes(-1, -2))).astype(np.float32)
-    got = np.asarray(liere.exponential(skew), np.float64)
+    got = np.asarray(exponential(skew), np.float64)
     assert_close(got.swapaxes(-1, -2) @ got, np.tile(np.eye(size), (7, 1, 1)), 5e-6)
     sizes, vectors = np.linalg.eigh(1j * skew.astype(np.float64))
     want = (vectors * np.exp(-1j * sizes)[:, None] @ vectors.conj().swapaxes(-1, -2)).real
@@ -132,8 +134,8 @@ def test_queries_share_the_generators_of_their_key_head(commuting):
     given = {"encoding": encoding, "q_positions": PLACES, "causal": False}
     wide = (np.repeat(x, H // K, axis=2) for x in (k, v))
     many = {name: np.repeat(x, H // K, axis=1) for name, x in params.layer.items()}
-    want = pe_jax.attention(q, *wide, params=pe_jax.Params({}, many), **given)
-    assert_close(pe_jax.attention(q, k, v, params=params, **given), want)
+    want = attend(q, *wide, params=pe_jax.Params({}, many), **given)
+    assert_close(attend(q, k, v, params=params, **given), want)
 
 
 def test_initial_values_are_the_authors():

@@ -14,11 +14,10 @@ from tests.encodings.common import NONE, check_attention
 MIXED = np.asarray(pos.multimodal([2, (2, 2), 1, (2, 1, 2)]))  # 11 tokens
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_scores_turn_by_the_distance_on_the_axis_of_each_frequency(causal):
+def test_scores_turn_by_the_distance_on_the_axis_of_each_frequency():
     encoding = pe_jax.make("mrope", base=1e4, sections=(1, 1, 1))
 
-    check_attention(encoding, NONE, causal, q_positions=MIXED)
+    check_attention(encoding, NONE, q_positions=MIXED)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -29,7 +29,7 @@ def test_distances_stop_at_the_window():
 
 
 def test_keys_ahead_keep_their_distance():
-    check_attention(pe_jax.make("rerope", window=WINDOW), NONE, causal=False)
+    check_attention(pe_jax.make("rerope", window=WINDOW), NONE)
 
 
 def test_a_window_beyond_the_sequence_is_rope():

@@ -14,10 +14,9 @@ from tests.encodings.common import LENGTH, NONE, check_attention
 PLACES = np.asarray(pos.grid(3, 4))[:LENGTH]
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_rows_and_columns_turn_their_own_channels(causal):
+def test_rows_and_columns_turn_their_own_channels():
     encoding = pe_jax.make("rope_2d", channels=(2, 4))
-    check_attention(encoding, NONE, causal, q_positions=PLACES)
+    check_attention(encoding, NONE, q_positions=PLACES)
 
 
 def test_normalized_positions_are_multiplied_by_two_pi():

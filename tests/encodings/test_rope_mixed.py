@@ -8,19 +8,18 @@ import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings import rope_2d, rope_mixed
 from tests import util
+from tests.encodings.common import attend
 from tests.util import DIMS, H, K, T, assert_close
 
 PLACES = np.asarray(pos.grid(3, 5))[:T]
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_each_head_turns_its_pairs_by_row_and_column(causal, layout):
+def test_each_head_turns_its_pairs_by_row_and_column(layout):
     encoding = pe_jax.make("rope_mixed", layout=layout)
     params, (q, k, v) = util.random_params(encoding), (x[0] for x in util.inputs())
-    given = {"q_positions": PLACES, "causal": causal}
-    ours = pe_jax.attention(q, k, v, encoding=encoding, params=params, **given)
-    want = util.naive_attention(encoding, params, q, k, v, positions=PLACES, causal=causal)
+    ours = attend(q, k, v, encoding, params, False, q_positions=PLACES)
+    want = util.naive_attention(encoding, params, q, k, v, positions=PLACES, causal=False)
     assert_close(ours, want)
 
 
@@ -77,8 +76,8 @@ def test_queries_share_the_frequencies_of_their_key_head():
     given = {"encoding": encoding, "q_positions": PLACES, "causal": False}
     wide, many = (np.repeat(x, H // K, axis=2) for x in (k, v)), params.layer["frequencies"]
     repeated = pe_jax.Params({}, {"frequencies": np.repeat(many, H // K, axis=1)})
-    want = pe_jax.attention(q, *wide, params=repeated, **given)
-    assert_close(pe_jax.attention(q, k, v, params=params, **given), want)
+    want = attend(q, *wide, params=repeated, **given)
+    assert_close(attend(q, k, v, params=params, **given), want)
 
 
 def test_what_does_not_fit_is_refused():

@@ -16,12 +16,11 @@ VALUES = pe_jax.make("rotated_values")
 BOTH = pe_jax.parse("rope+rotated_values")[0]
 
 
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     "fields", [{}, {"layout": "interleaved", "base": 5.0}, {"fraction": 1 / 3}]
 )
-def test_values_turn_by_their_distance(causal, fields):
-    check_attention(pe_jax.make("rotated_values", **fields), NONE, causal)
+def test_values_turn_by_their_distance(fields):
+    check_attention(pe_jax.make("rotated_values", **fields), NONE)
 
 
 def test_an_equal_value_everywhere_is_read_as_a_mean_of_rotations():

@@ -5,7 +5,6 @@ import pytest
 
 import pe_jax
 from pe_jax.naive.rotary import grouped
-from tests import util
 from tests.encodings.common import LENGTH, NONE, attend, check_attention, qkv
 
 
@@ -36,15 +35,6 @@ def test_only_shifts_by_whole_groups_change_nothing():
     )
     np.testing.assert_allclose(here, same, atol=1e-4)
     assert np.abs(here - other).max() > 1e-3
-
-
-@pytest.mark.parametrize("implementation", ["dense", "tiled"])
-def test_groups_begin_anew_in_each_packed_document(implementation):
-    case = util.Case("self_extend", pe_jax.make("self_extend", group=3, window=2))
-    ids = np.repeat([[0, 1]], [4, 9], axis=1).repeat(2, axis=0).astype(np.int32)
-    places = np.asarray(util.per_segment(ids))
-    got = util.run(case, implementation, segments=ids)
-    util.assert_close(got, util.run(case, implementation, positions=places, segments=ids))
 
 
 @pytest.mark.parametrize("fields", [{"group": 0}, {"window": 0}, {"group": 2.0}])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pe_jax
+from tests import util
 from tests.encodings.common import (
     DIMS,
     HEADS,
@@ -22,9 +23,8 @@ PLAIN, OWN = pe_jax.make("sink"), pe_jax.make("sink", from_input=True)
 
 
 @pytest.mark.parametrize("encoding", [PLAIN, OWN])
-@pytest.mark.parametrize("causal", [True, False])
-def test_one_more_logit_joins_the_denominator(encoding, causal):
-    check_attention(encoding, random_params(encoding), causal, x=X)
+def test_one_more_logit_joins_the_denominator(encoding):
+    check_attention(encoding, random_params(encoding), x=X)
 
 
 def test_a_logit_of_minus_infinity_is_no_sink_and_a_large_one_takes_all():
@@ -41,18 +41,20 @@ def test_the_gradient_reaches_the_logit(encoding, implementation):
     """By differences: what one more unit of the logit changes."""
     params, (q, k, v) = random_params(encoding), qkv()
 
+    @util.jit
+    @jax.value_and_grad
     def loss(params):
         given = {"encoding": encoding, "params": params, "x": X, "implementation": implementation}
         return jnp.square(pe_jax.attention(q, k, v, **given)).sum()
 
-    gradient, step = jax.grad(loss)(params), 1e-2
+    gradient, step = loss(params)[1], 1e-2
     leaves, tree = jax.tree.flatten(params)
     for number, leaf in enumerate(jax.tree.leaves(gradient)):
         assert np.abs(leaf).max() > 1e-3
         ends = []
         for sign in (1, -1):
             moved = [x + sign * step * (i == number) for i, x in enumerate(leaves)]
-            ends.append(loss(jax.tree.unflatten(tree, moved)))
+            ends.append(loss(jax.tree.unflatten(tree, moved))[0])
         np.testing.assert_allclose(leaf.sum(), (ends[0] - ends[1]) / (2 * step), rtol=2e-2)
 
 
@@ -64,13 +66,6 @@ def test_two_sinks_add_up():
     )
     one = pe_jax.Params({}, {"logit": jnp.logaddexp(*logits)})
     np.testing.assert_allclose(both, attend(q, k, v, encoding=PLAIN, params=one), atol=1e-6)
-
-
-def test_a_row_that_sees_nothing_gives_zeros_and_no_nan():
-    params, (q, k, v) = random_params(PLAIN), qkv()
-    ids = np.asarray([0] * 8 + [-1] * 3, np.int32)
-    out = attend(q, k, v, encoding=PLAIN, params=params, q_segments=ids)
-    assert np.isfinite(out).all() and not np.asarray(out[8:]).any()
 
 
 def test_it_starts_as_a_key_of_score_zero():

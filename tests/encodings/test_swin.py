@@ -18,6 +18,7 @@ from tests.encodings.common import (
     HEAD_DIM,
     HEADS,
     LENGTH,
+    attend,
     check_attention,
     qkv,
     random_params,
@@ -27,13 +28,12 @@ HEIGHT, WIDTH = 3, 4
 PLACES = np.asarray(pos.grid(HEIGHT, WIDTH))[:LENGTH]
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_scores_get_the_table_at_the_distance(causal):
+def test_scores_get_the_table_at_the_distance():
     encoding = pe_jax.make("swin", height=HEIGHT, width=WIDTH)
     params = random_params(encoding)
     assert params.layer["table"].shape == (HEADS, 5 * 7)
 
-    check_attention(encoding, params, causal, q_positions=PLACES)
+    check_attention(encoding, params, q_positions=PLACES)
 
 
 def test_the_index_is_the_papers_and_no_two_distances_share_one():
@@ -81,11 +81,10 @@ def with_class() -> tuple[pe_jax.Encoding, pe_jax.Params, np.ndarray]:
     return encoding, random_params(encoding), places
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_class_token_has_entries_of_its_own(causal):
+def test_a_class_token_has_entries_of_its_own():
     encoding, params, places = with_class()
     assert params.layer["table"].shape == (HEADS, 5 * 7 + 3)
-    check_attention(encoding, params, causal, q_positions=places)
+    check_attention(encoding, params, q_positions=places)
     table = params.layer["table"]
     bias = encoding.class_lookup(table, places, places)
     np.testing.assert_array_equal(bias[:, 0, 0], table[:, -1])
@@ -132,15 +131,11 @@ def test_packed_images_each_have_their_class_token():
     encoding, params, _ = with_class()
     places = np.asarray(pos.grid(2, 2, prefix=1, numbered=True))
     q, k, v = qkv(length=10)
-    options = {"encoding": encoding, "params": params, "causal": False}
-    both = pe_jax.attention(
-        *(q, k, v),
-        q_positions=np.tile(places, (2, 1)),
-        q_segments=np.repeat([0, 1], 5),
-        **options,
-    )
+    given = encoding, params, False
+    packed = {"q_positions": np.tile(places, (2, 1)), "q_segments": np.repeat([0, 1], 5)}
+    both = attend(q, k, v, *given, **packed)
     apart = [
-        pe_jax.attention(*(x[part] for x in (q, k, v)), q_positions=places, **options)
+        attend(*(x[part] for x in (q, k, v)), *given, q_positions=places)
         for part in (slice(5), slice(5, 10))
     ]
     np.testing.assert_allclose(both, np.concatenate(apart), atol=1e-6)
@@ -149,23 +144,29 @@ def test_packed_images_each_have_their_class_token():
 TPU = functools.partial(tpu.attend, block=8, interpret=True)
 
 
+@functools.cache
+def slopes(engine, cap):
+    """The gradients of parameters, q, k and v, compiled."""
+
+    def total(params, q, k, v, places, segments=None):
+        given = {"encoding": pe_jax.make("swin", height=3, width=3), "params": params}
+        given |= {"q_positions": places, "q_segments": segments, "logit_cap": cap, "causal": False}
+        return jnp.sin(pe_jax.attention(q, k, v, **given, implementation=engine)).sum()
+
+    return util.jit(jax.grad(total, argnums=(0, 1, 2, 3)))
+
+
 @pytest.mark.parametrize("engine", ["dense", util.TILED, TPU], ids=["dense", "tiled", "tpu"])
 @pytest.mark.parametrize("cap", [None, 5.0])
 def test_gradients_of_packed_images_are_those_of_each(engine, cap):
     """Pairs of two images are outside the window, NaN under a trace, and hidden by segments."""
     encoding, places = pe_jax.make("swin", height=3, width=3), np.asarray(pos.grid(3, 3))
     params, images = random_params(encoding), qkv(length=18).reshape(3, 2, 9, HEADS, HEAD_DIM)
-
-    def total(params, q, k, v, places, segments=None):
-        given = {"encoding": encoding, "params": params, "q_positions": places}
-        given |= {"q_segments": segments, "logit_cap": cap, "causal": False}
-        return jnp.sin(pe_jax.attention(q, k, v, **given, implementation=engine)).sum()
-
-    slopes = jax.jit(jax.grad(total, argnums=(0, 1, 2, 3)))
     packed = (x.reshape(1, 18, HEADS, HEAD_DIM) for x in images)
     both = np.concatenate([places, places + 20])
-    table, *found = slopes(params, *packed, both, np.repeat([[0, 1]], 9, axis=1))
-    each = [slopes(params, *images[:, i, None], places) for i in range(2)]
+    segments = np.repeat([[0, 1]], 9, axis=1)
+    table, *found = slopes(engine, cap)(params, *packed, both, segments)
+    each = [slopes("dense", cap)(params, *images[:, i, None], places) for i in range(2)]
     util.assert_close(table, jax.tree.map(jnp.add, each[0][0], each[1][0]))
     want = [jnp.concatenate(parts, axis=1) for parts in zip(each[0][1:], each[1][1:], strict=True)]
     util.assert_close(found, want)
@@ -190,7 +191,8 @@ def test_one_table_for_all_layers_and_a_table_of_another_window(class_token):
     large, resized = encoding.resized(params, 4, 3)
     assert (large.height, large.width, large.shared) == (4, 3, True)
     square, classes = np.split(params.shared["table"], [15], axis=1)
-    want = jax.image.resize(square.reshape(HEADS, 3, 5), (HEADS, 7, 5), "bilinear")
+    resize = util.jit(jax.image.resize, static_argnums=(1, 2))
+    want = resize(square.reshape(HEADS, 3, 5), (HEADS, 7, 5), "bilinear")
     want = np.concatenate([want.reshape(HEADS, 35), classes], axis=1)
     np.testing.assert_allclose(resized.shared["table"], want, atol=1e-6)
     with pytest.raises(ValueError, match="axis 1 must have 9, or 3 more for a class token"):

@@ -1,7 +1,5 @@
 """Llama 4's temperature, from its released formula; tests/oracles runs the models themselves."""
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -35,21 +33,3 @@ def test_queries_are_sharpened_and_keys_are_not():
     check_attention(encoding, NONE, True)
     _, k, _ = qkv()
     np.testing.assert_array_equal(util.rotate(encoding, "k", NONE, k, np.arange(LENGTH) + 9), k)
-
-
-def test_packed_documents_count_from_their_own_beginning():
-    """Contiguous positions need not be told apart for what is relative; here they must."""
-    q, k, v = qkv()
-    ids = (np.arange(LENGTH) >= 5).astype(np.int32)
-    encoding = pe_jax.parse("rope+temperature(attn_scale=2.0, floor_scale=2)")[0]
-
-    @functools.partial(util.jit, static_argnums=(0, 1))
-    def run(engine, first):
-        cut = (x[first:] for x in (q, k, v))
-        return pe_jax.attention(
-            *cut, encoding=encoding, q_segments=ids[first:], implementation=engine
-        )
-
-    for engine in ("dense", "tiled"):
-        packed, second = run(engine, 0), run(engine, 5)
-        np.testing.assert_allclose(packed[5:], second, atol=1e-6)

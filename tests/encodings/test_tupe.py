@@ -15,13 +15,12 @@ ROWS = 14
 
 
 @pytest.mark.parametrize("reset", [True, False])
-@pytest.mark.parametrize("causal", [True, False])
-def test_scores_are_the_papers(reset, causal):
+def test_scores_are_the_papers(reset):
     encoding = pe_jax.make("tupe", length=ROWS, reset=reset)
     params = random_params(encoding)
     assert not params.layer  # one for all layers
 
-    check_attention(encoding, params, causal)
+    check_attention(encoding, params)
 
 
 def bias(encoding, params, q_pos, k_pos):
@@ -85,4 +84,4 @@ def test_tupe_r_is_a_sum_with_the_buckets_of_t5():
     own, relative = float64(params.shared)
     bias = naive.bias.t5_bias(row().distance, relative["table"], 128, True)
     scores = naive.relative.tupe(row(), **own) + bias
-    check_attention(encoding, params, False, average(scores, False))
+    check_attention(encoding, params, want=average(scores, False))

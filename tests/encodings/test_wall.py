@@ -24,9 +24,8 @@ WALL = pe_jax.make("wall")
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_each_channel_fades_by_the_gates_between(causal):
-    check_attention(WALL, random_params(WALL), causal, x=X)
+def test_each_channel_fades_by_the_gates_between():
+    check_attention(WALL, random_params(WALL), x=X)
 
 
 def test_the_gate_of_the_querys_own_token_counts_and_the_keys_does_not():

@@ -15,7 +15,7 @@ X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
 
 def test_the_table_is_gated_by_the_heads_slice_of_the_input():
     encoding = pe_jax.make("wavlm", **SMALL)
-    check_attention(encoding, random_params(encoding), causal=False, x=X)
+    check_attention(encoding, random_params(encoding), x=X)
 
 
 def test_a_gate_is_between_one_and_two_plus_what_the_scale_allows():

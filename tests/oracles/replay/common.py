@@ -47,22 +47,30 @@ def attend(inputs, encoding, implementation, *, params=((), ()), causal=False, v
     return _attention(q, k, v, inputs.get("x"), places, encoding, params, causal, implementation)
 
 
-def weights(inputs, encoding, implementation, **options):
-    """The attention weights [B, H, T, S]: the output where the values are unit vectors."""
+def both(inputs, encoding, implementation, **options):
+    """The weights [B, H, T, S], which are the output where values are unit vectors, and the output.
+
+    One program: unit vectors are further channels of the values.
+    """
     batch, keys, heads = inputs["k"].shape[:3]
     unit = np.broadcast_to(np.eye(keys, dtype=np.float32)[:, None], (batch, keys, heads, keys))
-    return attend(inputs, encoding, implementation, v=unit, **options).transpose(0, 2, 1, 3)
+    wide = np.concatenate([unit, inputs["v"]], axis=-1)
+    out = np.asarray(attend(inputs, encoding, implementation, v=wide, **options))
+    return {"weights": out[..., :keys].transpose(0, 2, 1, 3), "output": out[..., keys:]}
 
 
-def both(inputs, encoding, implementation, **options):
-    """Weights and output."""
-    return {
-        "weights": weights(inputs, encoding, implementation, **options),
-        "output": attend(inputs, encoding, implementation, **options),
-    }
+def weights(inputs, encoding, implementation, **options):
+    """The weights alone, where there are no values or they get a term."""
+    none = inputs | {"v": np.zeros((*inputs["k"].shape[:3], 0), np.float32)}
+    return both(none, encoding, implementation, **options)["weights"]
 
 
 def turned(encoding, inputs, places, layer=()):
     """Queries and keys as a rotation leaves them, of these parameters of a layer."""
     params = pe_jax.Params({}, dict(layer))
-    return {side: util.rotate(encoding, side, params, inputs[side], places) for side in "qk"}
+
+    @util.jit
+    def rotate(arrays):
+        return {side: util.rotate(encoding, side, params, x, places) for side, x in arrays.items()}
+
+    return rotate({side: inputs[side] for side in "qk"})

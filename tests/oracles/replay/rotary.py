@@ -9,23 +9,18 @@ import numpy as np
 import pe_jax
 from pe_jax.encodings import mla, rope, rope_scaling
 from tests import util
-from tests.oracles.replay.common import both
+from tests.oracles.replay.common import both, turned
 
 
 def rotary(settings, inputs, implementation):
-    encoding = pe_jax.make("rope", **settings)
-    none = pe_jax.Params({}, {})
-    return {
-        "q": util.rotate(encoding, "q", none, jnp.asarray(inputs["q"]), inputs["positions"]),
-        "k": util.rotate(encoding, "k", none, jnp.asarray(inputs["k"]), inputs["positions"]),
-    }
+    return turned(pe_jax.make("rope", **settings), inputs, inputs["positions"])
 
 
 def rotary_function(settings, inputs, implementation):
     dim = inputs["q"].shape[-1]
-    turn = functools.partial(rope.rotate, frequencies=rope.frequencies(dim), **settings)
-    places = inputs["positions"]
-    return {name: turn(jnp.asarray(inputs[name]), places) for name in ("q", "k")}
+    own = {"positions": inputs["positions"], "frequencies": rope.frequencies(dim)} | settings
+    turn = util.jit(functools.partial(rope.rotate, **own))
+    return {name: turn(inputs[name]) for name in "qk"}
 
 
 @functools.partial(jax.jit, static_argnames=("settings", "implementation"))
