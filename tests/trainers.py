@@ -51,6 +51,12 @@ def steps(trainer: Trainer, count: int = 1, batch=None) -> tuple[State, list[lis
     return state, found
 
 
+def loss_at(trainer: Trainer, step: int, seed: int) -> float:
+    """The loss of a batch with these parameters of noise, as this step of a run with this seed."""
+    state = start(trainer)._replace(step=jax.device_put(np.int32(step), trainer.shardings.step))
+    return float(trainer.step(state, trainer.put(tiny.batch()), np.int32(seed))[1].loss)
+
+
 # What a tiny sweep of short trainings has, of any kind.
 TRIALS = {
     "seeds": 1,
