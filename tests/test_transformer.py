@@ -396,11 +396,6 @@ def test_positions_of_several_axes_are_read_at_once_as_token_by_token(spec):
         built(rows)
 
 
-def test_a_table_of_places_says_nothing_of_the_number_of_tokens():
-    assert tiny.config("swin(height=2,width=2)").limit is None
-    assert tiny.config("learned(length=9),nope").limit == 9
-
-
 def test_an_encoder_has_no_cache():
     built, _ = tiny.build(tiny.config(causal=False))
     with pytest.raises(ValueError, match="model.causal=False: only a causal model decodes"):
