@@ -1,16 +1,12 @@
-"""The training program as one of several processes, which also writes down the rows it read.
-
-python -m tests.processes ROWS.json --config=tests/processes.py --config.workdir=… [--coordinator=…]
-"""
+"""The settings of a run by several processes, and the rows of the data that each of them reads."""
 
 import json
-import pathlib
-import sys
+import os
 
-from experiments.running import launch, training_loop
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 from pe_jax.training.step import Trainer
 from tests import tiny
+from tests.faults import children
 
 
 def get_config() -> Config:
@@ -26,23 +22,23 @@ def get_config() -> Config:
     )
 
 
-def noted(found: list):
-    """Makes trainers note the rows that this process reads, one list a step."""
+def noted(note):
+    """`Trainer.put` that also calls `note` with the rows of tokens that this process reads."""
     put = Trainer.put
 
     def noting(self, batch):
-        found.append(batch["tokens"].tolist())
+        note(batch["tokens"].tolist())
         return put(self, batch)
 
     return noting
 
 
-if __name__ == "__main__":
-    path, rows = pathlib.Path(sys.argv.pop(1)), []
-    Trainer.put = noted(rows)
+def noting() -> None:
+    """Called first in a process: a line of the file ROWS for each step, the rows it reads."""
+    children.devices()
 
-    def main(config):
-        training_loop.run(config)
-        path.write_text(json.dumps(rows))
+    def write(rows):
+        with open(os.environ["ROWS"], "a") as file:
+            file.write(json.dumps(rows) + "\n")
 
-    launch.run(main, "tests/processes.py", Config)
+    Trainer.put = noted(write)

@@ -36,7 +36,7 @@ def few(names: str, specs: dict):
     assert {*names.split()} <= {*specs}
     params = []
     for name, spec in specs.items():
-        marks = [pytest.mark.xdist_group(name)] + [pytest.mark.slow] * (name not in names.split())
+        marks = () if name in names.split() else pytest.mark.slow
         params.append(pytest.param(spec, id=name, marks=marks))
     return pytest.mark.parametrize("spec", params)
 
@@ -57,11 +57,11 @@ def abstract_terms(model: ModelConfig):
 def like(shapes):
     """Noise of these shapes; biases are small, or every row would say the same."""
 
-    def one(path, x):
+    def leaf(path, x):
         scale = 0.03 if path_name(path).endswith("bias") else 0.3
         return jnp.asarray(scale * noise(*x.shape), x.dtype)
 
-    return jax.tree.map_with_path(one, shapes)
+    return jax.tree.map_with_path(leaf, shapes)
 
 
 def build(model: ModelConfig) -> tuple[Transformer, dict]:

@@ -30,12 +30,12 @@ def trainer(spec: str, devices: int = 1, positions: str = "contiguous") -> Train
     return Trainer(tiny.config(spec), OPTIMIZER, STEPS, mesh, positions)
 
 
-def start(trainer: Trainer) -> State:
-    """A state of noise, laid out as the trainer wants it."""
+def start(trainer: Trainer, config: OptimizerConfig | None = None) -> State:
+    """A state of noise, laid out as the trainer wants it, with the rates of `config` or its own."""
     params = tiny.like(trainer.shapes)
     shapes = trainer.state_shapes.opt_state
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    rates = optimizers.rates(trainer.optimizer_config)
+    rates = optimizers.rates(config or trainer.optimizer_config)
     return jax.device_put(
         State(params, zeros, rates, np.int32(0), np.zeros(2, np.int32)), trainer.shardings
     )
@@ -49,6 +49,12 @@ def steps(trainer: Trainer, count: int = 1, batch=None) -> tuple[State, list[lis
         state, metrics = trainer.step(state, trainer.put(rows), np.int32(0))
         found.append([float(metrics.loss), float(metrics.gradient_norm)])
     return state, found
+
+
+def loss_at(trainer: Trainer, step: int, seed: int) -> float:
+    """The loss of a batch with these parameters of noise, as this step of a run with this seed."""
+    state = start(trainer)._replace(step=jax.device_put(np.int32(step), trainer.shardings.step))
+    return float(trainer.step(state, trainer.put(tiny.batch()), np.int32(seed))[1].loss)
 
 
 # What a tiny sweep of short trainings has, of any kind.

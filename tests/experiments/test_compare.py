@@ -17,8 +17,10 @@ from experiments.running import training_loop as program
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.run_names import folder as folder_of
 from pe_jax.training.config import PROTOCOLS, EvalConfig
+from pe_jax.validation import ConfigError
 from tests import tiny
 from tests.experiments.tiny_comparison import NAMES, RATES, SEEDS, STEPS, settings
+from tests.reporting.comparisons import leave_out_pictures
 from tests.trainers import at_step, change, interrupt, shared_programs  # noqa: F401
 
 FOLDERS = {"nope": "nope", "learned": folder_of(f"learned(length={tiny.L})")}
@@ -41,6 +43,7 @@ def compared(tmp_path_factory, shared_programs):  # noqa: F811
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare, "Evaluator", functools.cache(compare.Evaluator))
+        leave_out_pictures(patch)  # tests/reporting/test_comparison_page.py looks at them
         with patch.context() as during, pytest.raises(SystemExit) as end:
             at_step(during, len(RATES) * STEPS + 2, interrupt)
             compare.main(chosen(folder))
@@ -270,14 +273,26 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
         ),
     ],
 )
-def test_another_comparison_in_the_same_folder_is_refused(compared, capsys, fields, words):
+def test_another_comparison_in_the_same_folder_is_refused(compared, fields, words):
+    config = change(chosen(compared[0]), **fields)
+    about = compare.manifest(config, source(config.data), compare.names(config))
+    with pytest.raises(ConfigError) as error:
+        compare.check_resumable(config, about)
+    assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+
+
+@functools.cache
+def source(data: str) -> program.Source:
+    return program.open_source(change(settings("unused"), data=data))
+
+
+def test_the_refusal_of_another_comparison_is_one_line_and_changes_nothing(compared, capsys):
     folder, _ = compared
     before = files(folder), (folder / "manifest.json").read_bytes()
     with pytest.raises(SystemExit) as end:
-        compare.main(change(chosen(folder), **fields))
+        compare.main(change(chosen(folder), seed=7))
     error = capsys.readouterr().err
-    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
-    assert all(word in error for word in words), error
+    assert end.value.code == 2 and error.startswith("error: seed=7") and error.count("\n") == 1
     assert before == (files(folder), (folder / "manifest.json").read_bytes())
 
 

@@ -26,7 +26,7 @@ from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 from tests.experiments.extensions import TARGET, L, base_config, settings
-from tests.test_data import written
+from tests.test_data import write
 from tests.trainers import at_step, change, shared_programs  # noqa: F401
 
 MAKE_MESH = sharding.make_mesh
@@ -48,12 +48,8 @@ def base(tmp_path_factory) -> Config:
     files = {
         f"{split}/{n}": letters[n:][:900] for split in ("train", "validation") for n in (0, 99)
     }
-    text = written(folder / "text", {}).removeprefix("text:")
-    for name, content in files.items():
-        path = pathlib.Path(text, name)
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
-    config = base_config(folder, data=f"passkeys:text:{text}")
+    text = write(folder / "text", files | {"test/0": b"test"})
+    config = base_config(folder, data=f"passkeys:{text}")
     base_program.run(config)
     return config
 

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from configs import train
-from experiments.running import distributed
+from experiments.running import distributed, trainer_process
 from experiments.running import training_loop as program
 from pe_jax import config_fields
 from pe_jax.training import sharding
 from pe_jax.training.config import Config, MeshConfig
 from pe_jax.training.step import Trainer
-from tests.processes import get_config, noted
+from tests import processes
+from tests.faults.test_process_faults import CACHE
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*.sh"))
@@ -47,37 +48,22 @@ def by_slurm(port: int, count: int, number: int) -> tuple[list[str], dict[str, s
 
 def together(folder, count: int, told, *given: str) -> list[list]:
     """Runs the program in `count` processes; the rows that each has read, by step."""
-    port, started, fields = free_port(), [], (f"workdir={folder}", *given)
-    outputs = [folder.parent / f"{folder.name}-{count}-{number}.json" for number in range(count)]
-    here = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
-    here["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir or ""
+    port, running, fields = free_port(), [], (f"workdir={folder}", *given)
+    flags = [f"--config={processes.__file__}", *(f"--config.{field}" for field in fields)]
+    log, outputs = folder.with_suffix(".log"), [folder.with_suffix(f".{n}") for n in range(count)]
     for number, output in enumerate(outputs):
-        flags, variables = told(port, count, number)
-        command = [
-            sys.executable,
-            "-m",
-            "tests.processes",
-            str(output),
-            f"--config.workdir={folder}",
-        ]
-        started.append(
-            subprocess.Popen(
-                [*command, *flags, *(f"--config.{field}" for field in fields)],
-                cwd=ROOT,
-                env=os.environ | here | variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        more, variables = told(port, count, number)
+        variables |= {"DEVICES": "2", "CACHE": str(CACHE), "ROWS": str(output)}
+        start = trainer_process.start
+        running.append(start([*flags, *more], log, variables, processes.noting))
     try:
-        texts = [process.communicate(timeout=1500)[0] for process in started]
+        for process in running:
+            process.join(1500)
     finally:
-        for process in started:
+        for process in running:
             process.kill()
-    for process, text in zip(started, texts, strict=True):
-        assert process.returncode == 0, text[-3000:]
-    return [json.loads(output.read_text()) for output in outputs]
+    assert [process.exitcode for process in running] == [0] * count, log.read_text()[-3000:]
+    return [[*map(json.loads, output.read_text().splitlines())] for output in outputs]
 
 
 def alone(folder, patch, devices: int, **fields) -> list:
@@ -85,8 +71,8 @@ def alone(folder, patch, devices: int, **fields) -> list:
     make, rows = sharding.make_mesh, []
     with patch.context() as during:
         during.setattr(sharding, "make_mesh", lambda c: make(c, jax.devices()[:devices]))
-        during.setattr(Trainer, "put", noted(rows))
-        program.run(dataclasses.replace(get_config(), workdir=str(folder), **fields))
+        during.setattr(Trainer, "put", processes.noted(rows.append))
+        program.run(dataclasses.replace(processes.get_config(), workdir=str(folder), **fields))
     return rows
 
 
@@ -170,7 +156,7 @@ def test_a_process_reads_the_part_of_a_batch_that_its_devices_hold(monkeypatch, 
 
 
 ASK = """
-from experiments.running import distributed
+from experiments.running import distributed, trainer_process
 from experiments.running.errors import one_line_errors
 with one_line_errors():
     distributed.connect(None, None, None)

@@ -79,9 +79,10 @@ def test_a_disk_that_fills_between_checkpoints_is_one_line(data, tmp_path, file)
 # 87
 def test_a_damaged_compiled_program_is_replaced(data, tmp_path):
     cache = dict.fromkeys(("CACHE", "JAX_COMPILATION_CACHE_DIR"), str(tmp_path / "cache"))
-    sizes = []
+    sizes, small = [], {"model.layers": 1, "model.dropout": 0, "positions": "contiguous"}
     for name in ("first", "second"):
-        flags = soak.settings(tmp_path / name, data, 9, 0)
+        flags = soak.settings(tmp_path / name, data, 5, 0)
+        flags += [f"--config.{field}={value}" for field, value in small.items()]
         process = trainer_process.start(flags, tmp_path / f"{name}.log", cache, children.devices)
         assert ended([process], 150) == [0]
         entries = sorted((tmp_path / "cache").glob("*-cache"))

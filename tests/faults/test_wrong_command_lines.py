@@ -100,6 +100,7 @@ REAL = {
     "train --config.model.casual=True": "did you mean --config.model.causal?",
     "generate --top_k=-1": "--top_k=-1: pass a non-negative integer",
     "generate --seed=2147483648": "--seed=2147483648: pass an integer in the range [0, 2147483647]",
+    "generate --workdir=nowhere": "nowhere' holds no config.json",
     "report --workdir=nowhere": "workdir='nowhere' holds no manifest.json",
     "explore --out=/proc/nowhere": "/proc/nowhere",
     "explore --out=s3://bucket/run": "out='s3://bucket/run': must be a path of this machine",

@@ -11,7 +11,7 @@ import numpy as np
 import rich.console
 
 import pe_jax
-from experiments.reporting import comparison_report
+from experiments.reporting import comparison_report, plotting, scheme_pictures
 from pe_jax.encodings import parse
 
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
@@ -108,6 +108,18 @@ def write_speed(folder, names):
         }
     speed = {"device": "cpu", "length": TRAIN, "batch": 32, "encodings": found}
     (folder / "speed.json").write_text(json.dumps(speed), encoding="utf-8")
+
+
+def leave_out_pictures(patch):
+    """Figures are drawn, but neither laid out nor saved; pictures of the schemes are left out."""
+
+    def skipped(*_):
+        raise ValueError("left out")
+
+    patch.setattr(scheme_pictures, "draw_trained", skipped)
+    patch.setattr(plotting, "lay_out", lambda axes: axes.get_figure())
+    patch.setattr(plotting, "picture", lambda drawing, path: path.write_bytes(b""))
+    patch.setattr(plotting, "vector", lambda *_: "<svg></svg>")
 
 
 class Page(html.parser.HTMLParser):

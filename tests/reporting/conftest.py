@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.reporting import comparison_report, plotting, scheme_pictures
+from experiments.reporting import comparison_report
 from tests.reporting.browser import browser_path, chromium, pages, visit  # noqa: F401
 from tests.reporting.comparisons import (
     DRAWN,
@@ -12,6 +12,7 @@ from tests.reporting.comparisons import (
     HOSTILE,
     SEEDS,
     Page,
+    leave_out_pictures,
     manifest,
     write_parameters,
     write_run,
@@ -60,18 +61,6 @@ def page(whole):
 
 
 @pytest.fixture
-def no_portraits(monkeypatch):
-    """Reports without pictures of the schemes, which take most of their time."""
-
-    def skipped(*_):
-        raise ValueError("left out")
-
-    monkeypatch.setattr(scheme_pictures, "draw_trained", skipped)
-
-
-@pytest.fixture
-def no_pictures(no_portraits, monkeypatch):
+def no_pictures(monkeypatch):
     """Reports whose figures are drawn, and neither laid out nor saved as images."""
-    monkeypatch.setattr(plotting, "lay_out", lambda axes: axes.get_figure())
-    monkeypatch.setattr(plotting, "picture", lambda drawing, path: path.write_bytes(b""))
-    monkeypatch.setattr(plotting, "vector", lambda *_: "<svg></svg>")
+    leave_out_pictures(monkeypatch)

@@ -32,7 +32,7 @@ def parts(fake):
     return first, other, later
 
 
-def test_a_join_is_what_one_comparison_would_have_been(parts, fake, tmp_path):
+def test_a_join_is_what_one_comparison_would_have_been(parts, fake, tmp_path, no_pictures):
     one = fake(["nope", "rope", "alibi", "t5"], seeds=(0, 1, 2, 3), config=CONFIG)
     join_comparisons.join(parts, tmp_path)
     whole, single = results.read(tmp_path), results.read(one)
@@ -48,10 +48,7 @@ def test_a_join_is_what_one_comparison_would_have_been(parts, fake, tmp_path):
 
 
 def test_a_joined_report_has_the_commands_that_make_it_in_their_order(
-    parts,
-    tmp_path,
-    monkeypatch,
-    no_pictures,
+    parts, tmp_path, monkeypatch, no_pictures
 ):
     monkeypatch.setattr("sys.argv", ["compare", "--join=a,b"])
     target, other = tmp_path / "joined", copied(parts[1], tmp_path / "other", commit="89abcde")
@@ -75,11 +72,7 @@ def test_what_the_parts_had_reports_of_before_is_still_noted(parts, tmp_path):
     assert results.read(tmp_path / "joined").reported == (earlier,)
 
 
-def test_seeds_that_are_joined_after_a_report_are_exploratory(
-    parts,
-    tmp_path,
-    no_pictures,
-):
+def test_seeds_that_are_joined_after_a_report_are_exploratory(parts, tmp_path, no_pictures):
     first, later = (shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 2))
     comparison_report.build(first)  # of seeds 0, 1 and 2
     target = tmp_path / "joined"
@@ -91,9 +84,7 @@ def test_seeds_that_are_joined_after_a_report_are_exploratory(
 
 
 def test_encodings_of_several_hosts_are_one_declaration_and_a_join_that_grows_is_not(
-    parts,
-    tmp_path,
-    no_pictures,
+    parts, tmp_path, no_pictures
 ):
     hosts = [shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 1)]
     for folder in hosts:
