@@ -30,6 +30,12 @@ def test_the_page_is_the_generated_one():
     )
 
 
+def test_tables_that_begin_later_say_at_which_row():
+    rows = {line.partition("`")[2].partition("`")[0]: line for line in cookbook.page().splitlines()}
+    assert "`shared['table']`: the rows from 2 on" in rows["opt"]
+    assert "rows from" not in rows["gpt2"]
+
+
 def test_the_readme_counts_its_models():
     read = sum(bool(row.model_type) for row in ROWS)
     readme = (cookbook.ROOT / "README.md").read_text(encoding="utf-8")

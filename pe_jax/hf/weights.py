@@ -41,7 +41,7 @@ def flat(x):
 
 
 def rows(table, first_row: int = 0):
-    """The rows from position 0 on."""
+    """The rows from that of position 0 on."""  # tools.cookbook writes its number
     return table.reshape(-1, table.shape[-1])[first_row:]
 
 
