@@ -1,4 +1,4 @@
-"""Which tokens a token may see: from token indices and segment ids, never from positions.
+"""Which keys each query may see: by token indices and segment ids, never by positions.
 
 Padding tokens have a negative segment id: they see nothing, and nothing sees them.
 

@@ -64,3 +64,23 @@ def check_attention(encoding, params, causal=False, want=None, **given):
         options = {"positions": given.get("q_positions"), "x": given.get("x"), "causal": causal}
         want = util.naive_attention(encoding, params, *qkv(), **options)
     np.testing.assert_allclose(ours, want, rtol=0, atol=1e-5)
+
+
+def gradients_of_layer(encoding, places):
+    """Gradients of a layer's parameters, by name, which tiles and finite differences confirm."""
+    params, inputs = util.random_params(encoding), util.inputs()
+
+    def loss(params, implementation):
+        given = {"encoding": encoding, "params": params, "implementation": implementation}
+        out = pe_jax.attention(*inputs, q_positions=places, causal=False, **given)
+        return (out * util.noise(*out.shape, seed=9)).sum()
+
+    engines = "dense", util.TILED
+    dense, tiled = util.jit(lambda p: [jax.grad(loss)(p, engine) for engine in engines])(params)
+    util.assert_close(tiled, dense)
+    step = jax.tree.map(lambda x: 1e-3 * util.noise(*x.shape, seed=3), params)
+    total = util.jit(lambda params: loss(params, "dense"))
+    up, down = (jax.tree.map(f, params, step) for f in (np.add, np.subtract))
+    want = sum(jax.tree.leaves(jax.tree.map(lambda g, d: (g * d).sum(), dense, step)))
+    np.testing.assert_allclose((total(up) - total(down)) / 2, want, rtol=0.02, atol=1e-5)
+    return {name: np.asarray(x) for name, x in dense.layer.items()}

@@ -8,7 +8,7 @@ import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings import cayley_string, rope_mixed
 from tests import util
-from tests.encodings.common import NONE, attend
+from tests.encodings.common import NONE, attend, gradients_of_layer
 from tests.util import H, T, assert_close
 
 PLACES = np.asarray(pos.grid(3, 5))[:T]
@@ -75,29 +75,9 @@ def test_with_free_projections_it_is_rope_mixed():
 
 
 def test_parameters_are_learned_alike_by_every_engine():
-    encoding = pe_jax.make("cayley_string")
-    params, qkv = util.random_params(encoding), util.inputs()
-
-    def loss(params, implementation):
-        given = {"encoding": encoding, "params": params, "implementation": implementation}
-        out = pe_jax.attention(*qkv, q_positions=PLACES, causal=False, **given)
-        return (out * util.noise(*out.shape, seed=9)).sum()
-
-    engines = "dense", util.TILED
-    dense, tiled = util.jit(lambda p: [jax.grad(loss)(p, engine) for engine in engines])(params)
-    assert_close(tiled, dense)
+    grad = gradients_of_layer(pe_jax.make("cayley_string"), PLACES)["skew"]
     above = np.triu(np.ones((8, 8), bool), 1)
-    grads = {name: np.asarray(grad) for name, grad in dense.layer.items()}
-    assert (np.abs(grads["skew"][above]) > 1e-7).all() and not grads["skew"][~above].any()
-    step = {name: 1e-3 * util.noise(*grad.shape, seed=3) for name, grad in grads.items()}
-    ends = [
-        pe_jax.Params({}, {n: x + sign * step[n] for n, x in params.layer.items()})
-        for sign in (1, -1)
-    ]
-    total = util.jit(lambda params: loss(params, "dense"))
-    rise = (total(ends[0]) - total(ends[1])) / 2
-    want = sum((grads[name] * step[name]).sum() for name in grads)
-    np.testing.assert_allclose(rise, want, rtol=0.02, atol=1e-5)
+    assert (np.abs(grad[above]) > 1e-7).all() and not grad[~above].any()
 
 
 def test_what_does_not_fit_is_refused():

@@ -283,7 +283,7 @@ def extend(
 
 
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
-    """Raises TypeError for what is no cache, ValueError if its encoding or its sizes differ."""
+    """Raises TypeError unless it is a cache, ValueError if its encoding or its sizes differ."""
     require_cache(cache)
     want = _layout(encoding, cache.k.shape[0], cache.capacity, dims)
     fix = "pass the encoding and dims that pe_jax.cache.empty was given"
