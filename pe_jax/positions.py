@@ -116,14 +116,18 @@ def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.
     require(is_int(length, 0), "length", length, "pass an integer of at least 0")
     require(is_int(maximum, length), "maximum", maximum, f"pass at least the length {length}")
     require_key("key", key)
-    if segments is not None:
-        shape = np.shape(segments)
-        require(shape == (length,), "segments", shape, f"pass ids {[length]}")
     drawn = jax.random.permutation(key, maximum)[:length].astype(jnp.int32)
+    return _in_order(drawn, segments)
+
+
+def _in_order(drawn: jax.Array, segments) -> jax.Array:
+    """Numbers [T], sorted within each run of equal ids [T]; None: all."""
     if segments is None:
         return jnp.sort(drawn)
+    shape = np.shape(segments)
+    require(shape == drawn.shape, "segments", shape, f"pass ids {list(drawn.shape)}")
     runs = jnp.cumsum(_begins(jnp.asarray(segments)), dtype=jnp.int32)
-    return jax.lax.sort((runs, drawn), num_keys=2)[1]  # in order within each run
+    return jax.lax.sort((runs, drawn), num_keys=2)[1]
 
 
 @python_ints
@@ -145,13 +149,7 @@ def random_floats(key: jax.Array, length: int, maximum: float, segments=None) ->
     require(is_int(length, 0), "length", length, "pass an integer of at least 0")
     check_range(maximum)
     require_key("key", key)
-    drawn = jax.random.uniform(key, (length,), jnp.float32, 0, maximum)
-    if segments is None:
-        return jnp.sort(drawn)
-    shape = np.shape(segments)
-    require(shape == (length,), "segments", shape, f"pass ids {[length]}")
-    runs = jnp.cumsum(_begins(jnp.asarray(segments)), dtype=jnp.int32)
-    return jax.lax.sort((runs, drawn), num_keys=2)[1]
+    return _in_order(jax.random.uniform(key, (length,), jnp.float32, 0, maximum), segments)
 
 
 @python_ints
@@ -168,9 +166,9 @@ def evenly_spaced(segments, trained_length: int, maximum: float) -> jax.Array:
       maximum: the end of the range, above 0.
 
     Raises:
-      ValueError: `trained_length` is no integer of at least 1; a `maximum` that is not a finite
-        number above 0; segments of no axis, or that do not fit int32.
-      TypeError: segments of no integers.
+      ValueError: `trained_length` is not an integer of at least 1; a `maximum` that is not a finite
+        number above 0; segments without an axis, or that do not fit int32.
+      TypeError: segments that are not integers.
     """
     require(is_int(trained_length, 1), "trained_length", trained_length, "pass at least 1")
     check_range(maximum)
