@@ -235,7 +235,7 @@ def _explained(config: Any, error: str) -> str:
 
 
 def check_names(config: Any, repeated: Sequence[str], argv: Sequence[str]) -> None:
-    """Raises ConfigError for a flag of no field, or one string for a field of several."""
+    """Raises ConfigError for a flag without a field, or one string where a field takes several."""
     fields = config_fields.paths(config)
     for argument in argv:
         match = re.fullmatch(r"--?(?:no)?config\.([^=]*)(?:=(.*))?", argument, re.DOTALL)

@@ -39,7 +39,7 @@ def exponential(skew: jax.Array) -> jax.Array:
     """exp(A) of skew-symmetric A: float32 [*n, b, b], orthogonal, off by about |A|·3e-7.
 
     From the eigenvectors of the Hermitian i·A. JAX's `expm` in float32 squares too seldom at some
-    norms, and is no rotation there: off by 4e-3 at 15.6 (jax 0.10). No second derivatives.
+    norms, and is not a rotation there: off by 4e-3 at 15.6 (jax 0.10). No second derivatives.
     """
     return _exponential(*_eigen(skew))
 

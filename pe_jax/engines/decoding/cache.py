@@ -84,7 +84,7 @@ def empty(
     Raises:
       ValueError: `capacity` is not a positive integer, or more than the encoding is set for; sizes
         or parameters that do not fit.
-      TypeError: `encoding` is no encoding, or `dims` no `Dims`.
+      TypeError: `encoding` is not an encoding, or `dims` not a `Dims`.
     """
     encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
     require_dims(dims)
