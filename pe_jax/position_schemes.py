@@ -42,6 +42,9 @@ class Contiguous(PlainFields):
         bound = self.bound(length, testing)
         return bound is not None and (limit is None or bound <= limit)
 
+    def check_trained_on(self, length: int, spec: str) -> None:
+        """Raises ConfigError where the fields of `spec` do not fit training rows of `length`."""
+
     def training_positions(
         self, key: jax.Array, tokens: jax.Array, segments: jax.Array
     ) -> jax.Array | None:
@@ -105,6 +108,11 @@ class RandomFloats(Drawn):
 
     def bound(self, length, testing=False):
         return math.ceil(self.maximum)
+
+    def check_trained_on(self, length, spec):
+        trained = self.trained_length
+        fix = f"no document has trained_length={trained} tokens; pass at most length={length}"
+        require(trained <= length, "positions", spec, fix)
 
     def draw(self, key, segments):
         return pos.random_floats(key, len(segments), self.maximum, segments)
@@ -223,10 +231,3 @@ def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
                 f"positions={spec!r}: gives float32, {name} takes integers; use another encoding"
             )
     return scheme
-
-
-def check_trained(spec: str, scheme: Contiguous, length: int) -> None:
-    """Raises ConfigError where `trained_length` is above the `length` of the rows in training."""
-    trained = getattr(scheme, "trained_length", 0)
-    fix = f"no document has trained_length={trained} tokens; pass at most length={length}"
-    require(trained <= length, "positions", spec, fix)

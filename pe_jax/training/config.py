@@ -157,7 +157,7 @@ class Config:
                 raise ConfigError(
                     f"positions={self.positions!r}: maximum must be at least length={self.length}"
                 )
-            position_schemes.check_trained(self.positions, scheme, self.length)
+            scheme.check_trained_on(self.length, self.positions)
         if not self.model.causal:
             raise ConfigError("model.causal=False: next-token training needs a causal model")
         self.optimizer.check(self.steps)

@@ -86,7 +86,7 @@ class TasksConfig(TrialsConfig):
             limit = position_schemes.position_limit(model.pattern)
             for task in (tasks.TASKS[name] for name in self.tasks):
                 width = task.read(self.length, model.causal)
-                position_schemes.check_trained(positions, scheme, width)
+                scheme.check_trained_on(width, positions)
                 if not scheme.fits(width, limit):
                     raise ConfigError(
                         f"length={self.length}: a row of {task.short} has {width} tokens, more than"
