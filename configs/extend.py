@@ -27,6 +27,20 @@ Natural text, and 16 times the trained length:
         --config.data=passkeys:text:DIR --config.workdir=runs/extend_novels$seed
     done
     python -m experiments.extend --config=configs/extend.py:4k
+
+Models whose RoPE turns a part of each head, those of configs/released.py, from 128 to 1,024:
+
+    for fraction in 0.1 0.25 0.5; do
+      python -m experiments.extend --config=configs/extend.py:partial \
+        $(printf -- '--runs=%s ' runs/released/runs/rope-fraction-$fraction-*/seed*) \
+        --config.workdir=runs/extend_partial_$fraction
+    done
+
+and the same with `runs/released/runs/rope/seed*` for all channels. Questions, declared before the
+first run (2026-11-27): for each model, does a method have a lower loss at 1,024 than RoPE
+unchanged, without training and after 100 steps (primary metric)? Does YaRN, which scales fewer
+channels there, end as near to the loss at 128 as with all channels (t intervals of one pair)?
+These rows ask for no passkey, so passkeys say nothing here.
 """
 
 from experiments.running.configs.extend import ExtendConfig
@@ -69,6 +83,22 @@ def get_config(part: str = "extend") -> Config | ExtendConfig:
             eval=EvalConfig(
                 lengths=(256, 1024, 4096), windows=4, stride=128, split="test", batch_tokens=4096
             ),
+        )
+    if part == "partial":
+        return ExtendConfig(
+            workdir="runs/extend_partial",
+            encodings=(
+                "rope",
+                "rope(scaling=linear(factor={factor}))",
+                "rope(scaling=ntk(factor={factor}))",
+                "rope(scaling=yarn(factor={factor},original_length={length}))",
+            ),
+            factor=8.0,
+            batch=2,
+            depths=2,
+            trials=1,
+            optimizer=OptimizerConfig(learning_rate=1e-3, warmup=10),
+            eval=EvalConfig(lengths=(128, 256, 512, 1024), windows=12, stride=32, split="test"),
         )
     return ExtendConfig(
         runs=("runs/extend_base",),
