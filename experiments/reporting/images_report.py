@@ -87,16 +87,15 @@ def lines(differences: dict[str, list[dict]]) -> list[str]:
 
 
 def best(config: ImagesConfig, entries: list[dict]) -> str:
-    """Which encoding is right most often on the widest and on the finest view, in the mean."""
-    words = []
-    for kind in ("wider", "finer"):
-        view = max((v for v in views(config) if v.kind in (kind, "trained")), key=lambda v: v.side)
+    """Which encoding has the highest mean on the widest and on the finest view."""
+    side, words = config.sides[-1], []
+    for view in (view for view in views(config) if view.side == side):
         values = {e["name"]: [*e["accuracy"][view.name].values()] for e in entries}
         means = {name: float(np.mean(v)) for name, v in values.items() if None not in v}
         if means:
             name = max(means, key=means.__getitem__)
-            words.append(f"{kind}, {view.side} pixels: {name} {means[name]:.2f}")
-    return "Most accurate: " + "; ".join(words)
+            words.append(f"{name} {means[name]:.2f} ({view.kind})")
+    return f"Highest mean at {side} pixels: {'; '.join(words)}"
 
 
 @plotting.styled
