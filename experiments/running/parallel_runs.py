@@ -79,8 +79,13 @@ def run_in_parallel(
 
     with futures.ThreadPoolExecutor(len(meshes)) as pool:
         submitted = [pool.submit(run_job, job) for job in jobs]
-        done, pending = futures.wait(submitted, return_when=futures.FIRST_EXCEPTION)
+        while True:
+            # Only this thread runs handlers, and a signal that came to another does not wake it: so
+            # after SIGSTOP and SIGCONT, as SLURM suspends and resumes.
+            done, pending = futures.wait(submitted, 1.0, futures.FIRST_EXCEPTION)
+            failed = [future for future in done if future.exception() is not None]
+            if failed or not pending:
+                break
         for future in pending:
             future.cancel()
-    failed = [future for future in done if future.exception() is not None]
     return [future.result() for future in failed or submitted]

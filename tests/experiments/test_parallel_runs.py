@@ -39,6 +39,21 @@ def test_after_the_first_error_no_job_begins():
     assert stop.signal == signal.SIGTERM  # which those under way look at
 
 
+def test_a_signal_that_another_thread_receives_is_handled_within_seconds():
+    """A process that was suspended (SIGSTOP, SIGCONT) may get it in any thread."""
+    with signals.Stop() as stop:
+
+        def run(job, mesh):
+            time.sleep(0.2)  # the main thread waits by then
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            until = time.monotonic() + 30
+            while not stop.due() and time.monotonic() < until:
+                time.sleep(0.01)
+            return time.monotonic() < until
+
+        assert parallel_runs.run_in_parallel(run, ["job"], ["a"], stop) == [True]
+
+
 def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
     """Which devices each encoding's runs took, without training anything."""
     found = {}
