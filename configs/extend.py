@@ -98,7 +98,7 @@ def get_config(part: str = "extend") -> Config | ExtendConfig:
             depths=2,
             trials=1,
             optimizer=OptimizerConfig(learning_rate=1e-3, warmup=10),
-            eval=EvalConfig(lengths=(128, 256, 512, 1024), windows=12, stride=32, split="test"),
+            eval=EvalConfig(lengths=(128, 256, 512, 1024), windows=12, stride=128, split="test"),
         )
     return ExtendConfig(
         runs=("runs/extend_base",),
