@@ -46,7 +46,8 @@ def short_names(specs: Sequence[str]) -> dict[str, str]:
     """Spec → the shortest name that tells it apart from the others.
 
     One scheme is called by its name, or by that of its scaling, with the fields in which it
-    differs from others of that name: `yarn ×4`, `yarn ×8`. Sums and patterns stay as written.
+    differs from others of that name, and its window: `yarn ×4`, `rope window 64`. Sums and patterns
+    stay as written.
     """
     variants = {spec: _variant(spec) for spec in specs}
     names = {}
@@ -56,7 +57,8 @@ def short_names(specs: Sequence[str]) -> dict[str, str]:
             continue
         same = [v for v in variants.values() if v and v.name == variant.name]
         values = {f: {v.fields.get(f) for v in same} for v in same for f in v.fields}
-        differing = {f: x for f, x in variant.fields.items() if len(values[f]) > 1}
+        fields = variant.fields.items()
+        differing = {f: x for f, x in fields if f.startswith("@") or len(values[f]) > 1}
         names[spec] = " ".join([variant.name, *(_field(*item) for item in differing.items())])
     count = Counter(names.values())
     return {spec: name if count[name] == 1 else spec for spec, name in names.items()}

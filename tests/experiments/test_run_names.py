@@ -25,7 +25,7 @@ from pe_jax.validation import ConfigError
         },
         {"rope(base=1e4)*3,rope(base=1e6)": "rope(base=1e4)*3,rope(base=1e6)", "rope": "rope"},
         {"rope(base=5e5)": "rope base 5e5", "rope(base=0.5)": "rope base 0.5"},
-        {"rope@window=64": "rope window 64", "rope": "rope", "nope@window=64": "nope"},
+        {"rope@window=64": "rope window 64", "rope": "rope", "nope@window=64": "nope window 64"},
         {"rope@window=64*3,nope": "rope@window=64*3,nope", "rope*3,nope": "rope*3,nope"},
         {"rope(base=5e5)": "rope(base=5e5)", "rope(base=500000.0)": "rope(base=500000.0)"},
     ],
