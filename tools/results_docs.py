@@ -42,7 +42,15 @@ from pe_jax.training.optimizer import schedule
 from pe_jax.training.paths import local
 
 REFERENCE = "rope"
-TRAINED = {"novels": 128, "extrapolation": 64, "field_2026": 64, "compare": 64}
+TRAINED = {"novels": 128, "released": 128, "extrapolation": 64, "field_2026": 64, "compare": 64}
+PATTERNS = {  # of configs/released.py, too long for a figure → who has them
+    "rope base 1024 fraction 0.5": "modded-nanogpt",
+    "rope*3,nope": "SmolLM3",
+    "rope@window=32*3,nope": "RNoPE-SWA",
+    "rope@window=32*3,nope+temperature(floor_scale=128)": "Llama 4 with windows",
+    "rope@window=32*3,rope(base=1e6)": "Gemma 3",
+    "rope+sink@window=32,rope+sink": "gpt-oss",
+}
 BY_LENGTH = ("novels", "extrapolation", "field_2026")  # drawn as losses too
 TRAINED_TASKS = {"tasks": 12, "tasks_decoders": 16, "what_where": 16}  # symbols
 SERIES = ("sizes", "steps")
@@ -64,8 +72,9 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def losses(path: Path, trained: int) -> Results:
-    """A comparison from the loss of each seed at each length."""
-    return of_table(rows_of(path), REFERENCE, trained)
+    """A comparison from the loss of each seed at each length, patterns by PATTERNS."""
+    rows = [{**x, "encoding": PATTERNS.get(x["encoding"], x["encoding"])} for x in rows_of(path)]
+    return of_table(rows, REFERENCE, trained)
 
 
 def by_position(path: Path, like: Results) -> Results:
