@@ -30,17 +30,18 @@ Natural text, and 16 times the trained length:
 
 Models whose RoPE turns a part of each head, those of configs/released.py, from 128 to 1,024:
 
-    for fraction in 0.1 0.25 0.5; do
+    for model in rope rope-fraction-0.5-76490143 rope-fraction-0.25-a64a5d32 \
+      rope-fraction-0.1-a8287645; do
+      runs=runs/released/runs/$model
       python -m experiments.extend --config=configs/extend.py:partial \
-        $(printf -- '--runs=%s ' runs/released/runs/rope-fraction-$fraction-*/seed*) \
-        --config.workdir=runs/extend_partial_$fraction
+        --runs=$runs/seed0 --runs=$runs/seed1 --runs=$runs/seed2 --runs=$runs/seed3 \
+        --runs=$runs/seed4 --config.workdir=runs/extend_partial_$model
     done
 
-and the same with `runs/released/runs/rope/seed*` for all channels. Questions, declared before the
-first run (2026-11-27): for each model, does a method have a lower loss at 1,024 than RoPE
-unchanged, without training and after 100 steps (primary metric)? Does YaRN, which scales fewer
-channels there, end as near to the loss at 128 as with all channels (t intervals of one pair)?
-These rows ask for no passkey, so passkeys say nothing here.
+Questions, declared before the first run (2026-11-27): for each model, does a method have a lower
+loss at 1,024 than RoPE unchanged, without training and after 100 steps (primary metric)? Does YaRN,
+which scales fewer channels there, end as near to the loss at 128 as with all channels (t intervals
+of one pair)? These rows ask for no passkey, so passkeys say nothing here.
 """
 
 from experiments.running.configs.extend import ExtendConfig
