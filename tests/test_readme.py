@@ -14,8 +14,9 @@ from pe_jax import positions
 from pe_jax.encodings import alibi, rope
 from tests.oracles.cases import CASES, GOLDEN
 from tools import encoding_docs
+from tools import scheme_facts as facts
 
-ROOT = encoding_docs.ROOT
+ROOT = facts.ROOT
 # By one worker: which engines run a scheme is found once a process, and takes most of the time.
 GENERATED = pytest.mark.xdist_group("generated pages")
 
@@ -70,7 +71,7 @@ def test_each_scheme_has_a_picture_and_none_is_left_over():
 def test_the_page_shows_an_equation_and_tests_of_each_scheme():
     for name, kind in pe_jax.ENCODINGS.items():
         assert "```text" in encoding_docs.section(name, kind), f"{name}: indent the equation"
-        assert encoding_docs.claims(encoding_docs.tests(name)), name
+        assert facts.claims(facts.tests(name)), name
 
 
 @pytest.mark.parametrize("name", pe_jax.ENCODINGS)
@@ -86,8 +87,7 @@ def test_imports_and_config_strings_of_the_page_are_those_of_the_scheme(name):
 def test_engines_are_those_that_run_the_scheme():
     everywhere = ("dense", "tiled", "fused", "tpu", "decode")
     found = {
-        name: encoding_docs.engines(name)
-        for name in ("alibi", "shaw", "fire", "rope_2d", "cope", "dape")
+        name: facts.engines(name) for name in ("alibi", "shaw", "fire", "rope_2d", "cope", "dape")
     }
     assert found == {
         "alibi": everywhere,
@@ -100,15 +100,12 @@ def test_engines_are_those_that_run_the_scheme():
 
 
 def test_oracles_are_those_of_the_cases():
-    compared = {encoding_docs.case_of(case) for _, case, _ in GOLDEN}
-    assert compared == {name for name, found in encoding_docs.oracles().items() if found}
-    assert (
-        encoding_docs.case_of("rope_2d_pixtral") == "rope_2d"
-        and encoding_docs.case_of("rope_yarn") == "rope"
-    )
-    assert all(encoding_docs.case_of(case) for case in CASES)
-    assert encoding_docs.oracles()["t5"] == [("t5", "T5Attention")]
-    assert ("llama", "LlamaRotaryEmbedding") in encoding_docs.oracles()["rope"]
+    compared = {facts.case_of(case) for _, case, _ in GOLDEN}
+    assert compared == {name for name, found in facts.oracles().items() if found}
+    assert facts.case_of("rope_2d_pixtral") == "rope_2d" and facts.case_of("rope_yarn") == "rope"
+    assert all(facts.case_of(case) for case in CASES)
+    assert facts.oracles()["t5"] == [("t5", "T5Attention")]
+    assert ("llama", "LlamaRotaryEmbedding") in facts.oracles()["rope"]
 
 
 def test_a_picture_shows_what_attention_adds():
