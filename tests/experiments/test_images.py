@@ -258,6 +258,10 @@ def test_differences_to_the_reference_are_paired_by_seed_and_each_kind_of_view_i
     assert no_number["verdict"] == "no number in both"
     assert no_number["without"] == dict.fromkeys(("wider 48", "wider 72"), "not defined")
     assert found["finer"][0]["points"] == pytest.approx(-1)
+    highest = theirs.mean() + 0.12 + noise.mean(), theirs.mean() + 0.01
+    assert images_report.best(config, [better, undefined, reference]) == (
+        "Highest mean at 72 pixels: nope {:.2f} (wider); learned_2d, resized {:.2f} (finer)"
+    ).format(*highest)
     shown = images_report.lines(found)
     assert shown[2].startswith("wider: nope minus learned_2d, resized: +13.0 points [+10.")
     twice = images_report.differences(config, [better, {**better, "name": "again"}, reference])

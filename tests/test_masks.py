@@ -1,0 +1,130 @@
+"""Which keys a query sees: masks of prefixes, chunks and trees, and lengths of rows."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import masks
+from tests.test_attention_options import PARENTS, QKV, TILED, B, E, H, T
+from tests.util import jit
+
+
+@pytest.mark.parametrize(
+    "mask, seen",
+    [
+        (masks.prefix(3), lambda i, j: j < 3 or j <= i),
+        (masks.chunks(7), lambda i, j: j <= i and i // 7 == j // 7),
+        (masks.tree(PARENTS), lambda i, j: j in ancestors(i)),
+    ],
+    ids=["prefix", "chunks", "tree"],
+)
+def test_masks_show_what_they_say(mask, seen):
+    array = np.array([[seen(i, j) for j in range(T)] for i in range(T)])
+    outputs = jit(lambda: [pe_jax.attention(*QKV, mask=m, causal=False) for m in (mask, array)])()
+    np.testing.assert_allclose(*outputs, atol=1e-6)
+
+
+IDS = np.repeat(np.array([[0, 1, -1, 2], [-1, 0, 3, 1]]), (7, 13, 9, 11), axis=1)
+
+
+RULES = {
+    "chunks": (masks.chunks(4), lambda i, j: (j <= i) & (i // 4 == j // 4)),
+    "prefix": (masks.prefix(np.array([3, 5])), lambda i, j: (j <= i) | (j < 3)),
+}
+
+
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("queries", [T, 15])
+@pytest.mark.parametrize("engine", ["dense", TILED])
+def test_chunks_and_prefixes_are_those_of_each_document(kind, queries, engine):
+    """Packed rows, padding on either side and between, all queries or the last ones."""
+    mask, rule = RULES[kind]
+    q, k, v = (np.asarray(x) for x in QKV)
+    segments = {"q_segments": IDS[:, -queries:], "k_segments": IDS}
+    if queries == T:
+        segments = {"q_segments": IDS}
+    else:
+        places = np.arange(T)
+        segments |= {"q_positions": places[-queries:], "k_positions": places}
+        segments |= {"q_index": places[-queries:]}
+    options = {"mask": mask, "causal": False, "implementation": engine, **segments}
+    got = np.asarray(jit(lambda: pe_jax.attention(q[:, -queries:], k, v, **options))())
+    want = np.zeros((B, T, H, E))
+    for row in range(B):
+        for document in set(IDS[row]) - {-1}:
+            at = np.flatnonzero(IDS[row] == document)
+            i = np.arange(len(at))
+            visible = rule(i[:, None], i)
+            if kind == "prefix" and row == 1:
+                visible = (i <= i[:, None]) | (i < 5)
+            alone = [np.repeat(x[row, at], H // x.shape[2], 1).astype(float) for x in (q, k, v)]
+            s = np.einsum("the,she->hts", *alone[:2]) / E**0.5
+            w = np.where(visible, np.exp(s), 0)
+            w /= w.sum(-1, keepdims=True)
+            want[row, at] = np.einsum("hts,she->the", w, alone[2])
+    np.testing.assert_allclose(got, want[:, -queries:], atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["dense", TILED])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"q_lengths": np.array([33, T])},
+        {"k_lengths": np.array([0, 21], np.uint8)},
+        {"q_lengths": [7, 21], "k_lengths": [9, 20]},
+    ],
+    ids=["q", "k", "both"],
+)
+def test_lengths_are_those_of_jax_nn(lengths, engine):
+    """There, a row of no keys has the mean of the values of all."""
+    theirs = {
+        {"q_lengths": "query_seq_lengths", "k_lengths": "key_value_seq_lengths"}[name]: np.int32(x)
+        for name, x in lengths.items()
+    }
+    for causal in (False, True):
+        want = jax.nn.dot_product_attention(*QKV, is_causal=causal, **theirs)
+        some = np.array(theirs.get("key_value_seq_lengths", [T, T])) > 0
+        want = np.where(some[:, None, None, None], want, 0)
+        run = functools.partial(pe_jax.attention, causal=causal, implementation=engine)
+        np.testing.assert_allclose(run(*QKV, **lengths), want, atol=1e-5)
+        known = {name: np.asarray(x) for name, x in lengths.items()}
+        np.testing.assert_allclose(jit(run)(*QKV, **known), want, atol=1e-5)
+
+
+def test_the_same_lengths_of_both_sides_are_segments_of_one_row():
+    """So that tiles know where the diagonal is; and positions begin at 0."""
+    lengths = np.array([9, T])
+    segments = np.where(np.arange(T) < lengths[:, None], 0, -1)
+    options = {"encoding": "rope", "implementation": TILED}
+    got = pe_jax.attention(*QKV, q_lengths=lengths, k_lengths=lengths, **options)
+    want = pe_jax.attention(*QKV, q_segments=segments, **options)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"q_lengths": [4, 41]}, r"q_lengths=.*: pass integers from 0 to 40"),
+        ({"k_lengths": [-1, 4]}, r"k_lengths=.*: pass integers from 0 to 40"),
+        ({"k_lengths": 3}, r"k_lengths has shape \[\]; pass \[2\]"),
+        ({"k_lengths": [3, 4], "q_segments": IDS}, "leave one of lengths and segments out"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        pe_jax.attention(*QKV, **wrong)
+
+
+def ancestors(token: int) -> list[int]:
+    """Itself, its parent, and so on to the root."""
+    return [] if token < 0 else [token, *ancestors(int(PARENTS[token]))]
+
+
+def test_trees_and_chunks_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="a parent comes before its child"):
+        masks.tree(np.array([1, -1]))
+    with pytest.raises(ValueError, match="size=0: pass an integer of at least 1"):
+        masks.chunks(0)
