@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import positions as pos
 from pe_jax.numerics.arrays import align, require_array, take
+from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import is_int, python_ints, require
 
 
@@ -67,8 +67,8 @@ def hop_bias(table: jax.Array, hops: jax.Array) -> jax.Array:
     """
     require_array("table", table, 2)
     require(table.ndim == 2, "table.shape", table.shape, "pass [H, farthest + 2]")
-    hops, entries = pos.as_positions(hops, name="hops"), table.shape[1]
-    known = pos.concrete(hops)
+    hops, entries = as_positions(hops, name="hops"), table.shape[1]
+    known = concrete(hops)
     if known is not None and known.size:
         least, most = int(known.min()), int(known.max())
         ok, fix = least >= 0 and most < entries, f"pass [H, {most + 1}]: hops are {least} to {most}"
@@ -110,7 +110,7 @@ def spectrum(adjacency, axes: int, nodes=None) -> tuple[jax.Array, jax.Array]:
     require(real.shape == shape, "nodes.shape", real.shape, f"pass {list(shape)}")
     itself = align(jnp.eye(count, dtype=bool), weights)
     weights = jnp.where(real[..., None] & real[..., None, :] & ~itself, weights, 0.0)
-    _check_weights(pos.concrete(weights))
+    _check_weights(concrete(weights))
     degree = weights.sum(-1)
     largest = degree.max(-1, keepdims=True)
     # No eigenvalue of nodes is above twice that; those of padding differ, for gradients.

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import positions as pos
 from pe_jax.encodings.terms import Mask, Tokens
+from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import is_int, require
 
 
@@ -37,9 +37,9 @@ def prefix(lengths: Any) -> Mask:
       ValueError: a known length below 0; another number of axes.
       TypeError: lengths that are not integers.
     """
-    lengths = pos.as_positions(lengths, name="lengths")
+    lengths = as_positions(lengths, name="lengths")
     require(lengths.ndim < 2, "lengths", lengths.shape, "pass integers [B] or []")
-    values = pos.concrete(lengths)
+    values = concrete(lengths)
     if values is not None and values.size:
         require(values.min() >= 0, "lengths", values.min(), "pass integers of at least 0")
     return Mask(_prefix, jnp.atleast_1d(lengths), looks_ahead=True)

@@ -36,6 +36,7 @@ from pe_jax.encodings.terms import (
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels.tpu import engine, operands, shear, splash
+from pe_jax.numerics.position_arrays import as_positions
 from tests import util
 from tests.engine_calls import answer, arguments, equations
 from tests.util import contiguous, noise
@@ -56,7 +57,7 @@ class Kerple(pe_jax.Encoding):
 
 def logarithm(numbers, distance):
     a, b = numbers
-    places = pe_jax.positions.as_positions(distance, name="distance")
+    places = as_positions(distance, name="distance")
     return -a * jnp.log1p(b * jnp.abs(places).astype(jnp.float32))
 
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceFormula, Term
+from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
 
 
@@ -45,7 +45,7 @@ def bias(distance, num_heads: int) -> jax.Array:
       ValueError: `num_heads` is not a positive integer.
       TypeError: half-precision distances.
     """
-    distance = pos.as_positions(distance, real=True, name="distance")
+    distance = as_positions(distance, real=True, name="distance")
     slope = slopes(num_heads).reshape(-1, *(1,) * distance.ndim)
     return -slope * jnp.abs(distance)[None].astype(jnp.float32)
 

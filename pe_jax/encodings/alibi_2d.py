@@ -11,10 +11,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax import positions as pos
 from pe_jax.encodings.alibi import slopes
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
+from pe_jax.numerics.position_arrays import as_positions
 
 
 def bias(distance, num_heads: int) -> jax.Array:
@@ -24,7 +24,7 @@ def bias(distance, num_heads: int) -> jax.Array:
       ValueError: `num_heads` is not a positive integer.
       TypeError: half-precision distances.
     """
-    distance = pos.as_positions(distance, real=True, name="distance")
+    distance = as_positions(distance, real=True, name="distance")
     return penalty(slopes(num_heads), distance)
 
 

@@ -12,10 +12,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align, take
+from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.validation import is_int, python_ints, require, require_bool, require_stddev
 
 
@@ -44,7 +44,7 @@ def bucket(distance, edges=(0, 1, 4, 16), directional: bool = False) -> jax.Arra
     """
     _check_edges(edges)
     require_bool("directional", directional)
-    distance = pos.as_positions(distance, name="distance")
+    distance = as_positions(distance, name="distance")
     size = jnp.abs(distance)[..., None]
     group = jnp.sum(size > align(jnp.asarray(edges, jnp.int32), size), axis=-1, dtype=jnp.int32)
     return group + jnp.where(distance < 0, len(edges) + 1, 0) if directional else group
@@ -59,7 +59,7 @@ def clipped(distance, clip: int) -> jax.Array:
       TypeError: distances that are not integers.
     """
     require(is_int(clip, 1), "clip", clip, "pass an integer of at least 1")
-    return jnp.clip(pos.as_positions(distance, name="distance"), -clip, clip) + clip
+    return jnp.clip(as_positions(distance, name="distance"), -clip, clip) + clip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.position_arrays import as_positions, check_axes
 from pe_jax.validation import is_int, python_ints, require, require_stddev
 
 
@@ -32,8 +32,8 @@ def log_spaced(distance, window: tuple[int, ...]) -> jax.Array:
       ValueError: distances with another number of axes than the window.
       TypeError: half-precision distances.
     """
-    distance = pos.as_positions(distance, real=True, name="distance").astype(jnp.float32)
-    pos.check_axes(distance, len(window), "distance")
+    distance = as_positions(distance, real=True, name="distance").astype(jnp.float32)
+    check_axes(distance, len(window), "distance")
     wide = distance * align(jnp.asarray(8 / (np.array(window) - 1), jnp.float32), distance)
     return jnp.sign(wide) * jnp.log1p(jnp.abs(wide)) * np.float32(1 / np.log(8))
 

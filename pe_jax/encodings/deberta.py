@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RelativeKeys, RelativeQueries, Scale, Term
 from pe_jax.numerics.arrays import align, take
+from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.validation import is_int, python_ints, require, require_stddev
 
 TYPES = ("c2p", "p2c")
@@ -74,7 +74,7 @@ def bucket(distance, buckets: int | None = 256, max_distance: int = 512) -> jax.
       TypeError: distances that are not integers.
     """
     _check(buckets, max_distance)
-    distance = pos.as_positions(distance, name="distance")
+    distance = as_positions(distance, name="distance")
     span = max_distance if buckets is None else buckets
     if buckets is not None:
         mid = buckets // 2

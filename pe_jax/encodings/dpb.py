@@ -17,10 +17,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.validation import is_int, require, require_bool
 
 
@@ -42,7 +42,7 @@ def bias(
     Raises:
       TypeError: half-precision distances.
     """
-    x = pos.as_positions(distance, real=True, name="distance").astype(jnp.float32)[..., None]
+    x = as_positions(distance, real=True, name="distance").astype(jnp.float32)[..., None]
     if log_distance:
         x = jnp.sign(x) * jnp.log1p(jnp.abs(x))
     x = jax.nn.silu(x * align(w_in, x) + align(b_in, x))

@@ -16,10 +16,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import PairBias
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.validation import is_int, is_real, require, require_bool
 
 EPSILON = 1e-6
@@ -37,7 +37,7 @@ def interpolate(q_pos, k_pos, c, threshold) -> jax.Array:
     Raises:
       TypeError: half-precision positions.
     """
-    q_pos, k_pos = (pos.as_positions(x, real=True) for x in (q_pos, k_pos))
+    q_pos, k_pos = (as_positions(x, real=True) for x in (q_pos, k_pos))
     distance = jnp.abs(q_pos[..., :, None] - k_pos[..., None, :]).astype(jnp.float32)
     longest = jnp.maximum(q_pos.astype(jnp.float32), jnp.abs(threshold))
     whole = jnp.log1p(jnp.abs(c) * longest) + EPSILON

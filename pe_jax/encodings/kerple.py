@@ -17,9 +17,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceFormula
+from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.validation import require
 
 KINDS = ("log", "power")
@@ -27,7 +27,7 @@ LEAST = 1e-2  # of p and a, in the authors' code
 
 
 def _magnitude(distance) -> jax.Array:
-    distance = pos.as_positions(distance, real=True, name="distance")
+    distance = as_positions(distance, real=True, name="distance")
     return jnp.abs(distance).astype(jnp.float32)
 
 

@@ -11,11 +11,11 @@ import dataclasses
 
 import jax
 
-from pe_jax import positions as pos
 from pe_jax.encodings import t5
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import take
+from pe_jax.numerics.position_arrays import as_positions, check_axes
 from pe_jax.validation import require_stddev
 
 TABLES = ("index", "x", "y")
@@ -33,8 +33,8 @@ def bias(tables, distance, reaches) -> jax.Array:
       ValueError: as `t5.bucket`; another number of axes than tables.
       TypeError: distances that are not integers.
     """
-    distance = pos.as_positions(distance, name="distance")
-    pos.check_axes(distance, len(tables), "distance")
+    distance = as_positions(distance, name="distance")
+    check_axes(distance, len(tables), "distance")
     biases = []
     for axis, (table, reach) in enumerate(zip(tables, reaches, strict=True)):
         bucket = t5.bucket(distance[..., axis], table.shape[1], reach, bidirectional=True)

@@ -11,10 +11,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import Input
 from pe_jax.numerics.arrays import require_array, take
+from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import is_int, require, require_stddev
 
 
@@ -25,11 +25,11 @@ def lookup(table: jax.Array, positions) -> jax.Array:
       ValueError: a known position outside [0, L). Under a trace such rows are NaN.
       TypeError: positions that are not integers.
     """
-    positions = pos.as_positions(positions)
+    positions = as_positions(positions)
     require_array("table", table)
     require(table.ndim == 2, "table", table.shape, "pass [L, D]")
     length = table.shape[0]
-    values = pos.concrete(positions)
+    values = concrete(positions)
     if values is not None and values.size and not 0 <= values.min() <= values.max() < length:
         worst = values.min() if values.min() < 0 else values.max()
         raise ValueError(

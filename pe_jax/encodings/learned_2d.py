@@ -11,10 +11,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax import positions as pos
 from pe_jax.encodings import learned
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Input
+from pe_jax.numerics.position_arrays import as_positions, on_axes
 from pe_jax.validation import is_int, require, require_stddev
 
 COMBINE = ("concatenate", "sum")
@@ -27,7 +27,7 @@ def between(table: jax.Array, positions) -> jax.Array:
       ValueError: a known position outside [0, L - 1]. Under a trace such rows are NaN.
       TypeError: half-precision positions.
     """
-    positions = pos.as_positions(positions, real=True)
+    positions = as_positions(positions, real=True)
     if jnp.issubdtype(positions.dtype, jnp.integer):
         return learned.lookup(table, positions)
     positions = positions.astype(jnp.float32)
@@ -79,7 +79,7 @@ class Learned2D(Encoding):
 
     def rows(self, tables, positions, width):
         """The vectors of row and column, side by side or added: [..., D]."""
-        pairs = zip(tables, pos.on_axes(positions, 2), strict=True)
+        pairs = zip(tables, on_axes(positions, 2), strict=True)
         row, column = (between(table, at) for table, at in pairs)
         if self.combine == "sum":
             return row + column

@@ -14,11 +14,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding, Params
 from pe_jax.encodings.terms import Input
 from pe_jax.numerics import resampling
 from pe_jax.numerics.arrays import take
+from pe_jax.numerics.position_arrays import as_positions, check_axes, concrete
 from pe_jax.validation import is_int, require, require_bool, require_stddev
 
 METHODS = resampling.METHODS
@@ -76,11 +76,11 @@ def lookup(table: jax.Array, positions, front: jax.Array | None = None) -> jax.A
         another number of axes.
       TypeError: positions that are not integers.
     """
-    positions, table = pos.as_positions(positions), jnp.asarray(table)
-    pos.check_axes(positions, 2)
+    positions, table = as_positions(positions), jnp.asarray(table)
+    check_axes(positions, 2)
     height, width, channels = table.shape
     count = 0 if front is None else len(front)
-    values = pos.concrete(positions)
+    values = concrete(positions)
     if values is not None and (outside := values[~_inside(values, height, width, count)]).size:
         before = f", tokens in front from {(-count, -count)} to (-1, -1)" * (count > 0)
         raise ValueError(

@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import align, require_array
+from pe_jax.numerics.position_arrays import as_positions, check_axes, check_exact
 from pe_jax.validation import is_int, is_real, require, require_bool
 
 EXACT = jax.lax.Precision.HIGHEST
@@ -104,9 +104,9 @@ def rotate(x: jax.Array, positions, generators: jax.Array) -> jax.Array:
     ok = heads > 0 and x.shape[-2] % heads == 0 and blocks * size == x.shape[-1] and size == other
     require(ok and not more, "generators.shape", generators.shape, fix)
     angles.require_exact("generators", generators)
-    positions = pos.as_positions(positions, real=True)
-    pos.check_axes(positions, axes)
-    pos.check_exact(positions)
+    positions = as_positions(positions, real=True)
+    check_axes(positions, axes)
+    check_exact(positions)
     upper = jnp.triu(generators.astype(jnp.float32), 1)
     skew = upper - jnp.swapaxes(upper, -1, -2)
     coordinates = positions.astype(jnp.float32)

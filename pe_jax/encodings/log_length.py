@@ -14,10 +14,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.position_arrays import as_positions
 
 
 def temperature(scale: jax.Array, bias: jax.Array, positions) -> jax.Array:
@@ -31,7 +31,7 @@ def temperature(scale: jax.Array, bias: jax.Array, positions) -> jax.Array:
     Raises:
       TypeError: positions that are not integers.
     """
-    positions = pos.as_positions(positions)
+    positions = as_positions(positions)
     length = jnp.log1p(jnp.maximum(positions, 0).astype(jnp.float32))[..., None]
     return align(scale, length) * length + align(bias, length)
 

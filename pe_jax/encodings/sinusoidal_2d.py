@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import positions as pos
 from pe_jax.encodings import sinusoidal
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Input
+from pe_jax.numerics.position_arrays import on_axes
 from pe_jax.validation import is_real, require
 
 
@@ -33,7 +33,7 @@ def sinusoid_2d(positions, dim: int, base: float = 1e4, layout: str = "concatena
       ValueError: `dim` that leaves an axis an odd number of channels, and what `sinusoid` raises.
       TypeError: half-precision positions.
     """
-    axes = pos.on_axes(positions, np.shape(positions)[-1])
+    axes = on_axes(positions, np.shape(positions)[-1])
     fix = f"pass a multiple of {2 * len(axes)}"
     require(dim % (2 * len(axes)) == 0, "dim", dim, fix)
     channels = dim // len(axes)
@@ -65,5 +65,5 @@ class Sinusoidal2D(Encoding):
 
     def waves(self, _, positions, width):
         """[sinusoid(row) ‖ sinusoid(column)]: [..., D]."""
-        pos.on_axes(positions, 2)
+        on_axes(positions, 2)
         return sinusoid_2d(positions, width, self.base, self.layout)

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import positions as pos
 from pe_jax.encodings import learned_grid
 from pe_jax.encodings.base import Claims, Encoding, Params
 from pe_jax.encodings.terms import DistanceBias, PairBias
 from pe_jax.numerics.arrays import align, require_array, take
+from pe_jax.numerics.position_arrays import as_positions, check_axes, concrete
 from pe_jax.validation import is_int, python_ints, require, require_bool, require_stddev
 
 CLASS = -1  # row and column of the class token
@@ -47,9 +47,9 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
     require_array("table", table, 2)
     for name, size in (("height", height), ("width", width)):
         require(is_int(size, 1), name, size, "pass an integer of at least 1")
-    distance, sides = pos.as_positions(distance, name="distance"), np.array([height, width])
-    pos.check_axes(distance, 2, "distance")
-    values = pos.concrete(distance)
+    distance, sides = as_positions(distance, name="distance"), np.array([height, width])
+    check_axes(distance, 2, "distance")
+    values = concrete(distance)
     if values is not None and (np.abs(values.astype(np.int64)) >= sides).any():
         worst = values[(np.abs(values.astype(np.int64)) >= sides).any(-1)][0].tolist()
         fix = f"keep |distance| below ({height}, {width}) or enlarge the window"
@@ -79,7 +79,7 @@ def class_lookup(table: jax.Array, q_pos, k_pos, height: int, width: int) -> jax
     count, table = _distances(height, width), jnp.asarray(table)
     ok, fix = table.shape[1] == count + CLASS_ENTRIES, f"axis 1 must have {count + CLASS_ENTRIES}"
     require(ok, "table", table.shape, fix)
-    q_pos, k_pos = (pos.as_positions(x)[..., None, :] for x in (q_pos, k_pos))
+    q_pos, k_pos = (as_positions(x)[..., None, :] for x in (q_pos, k_pos))
     k_pos = jnp.swapaxes(k_pos, -2, -3)
     q_class, k_class = ((x == CLASS).all(-1) for x in (q_pos, k_pos))
     either = q_class | k_class

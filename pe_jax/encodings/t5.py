@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias, Scale, Term
 from pe_jax.numerics.arrays import align, take
+from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.validation import is_int, python_ints, require, require_bool, require_stddev
 
 
@@ -74,7 +74,7 @@ def bucket(
       TypeError: distances that are not integers.
     """
     side = _side(num_buckets, max_distance, bidirectional)
-    distance = pos.as_positions(distance, name="distance")
+    distance = as_positions(distance, name="distance")
     size = (jnp.abs(distance) if bidirectional else jnp.maximum(distance, 0))[..., None]
     starts = align(jnp.asarray(thresholds(side, max_distance), jnp.int32), size)
     index = jnp.sum(size >= starts, axis=-1, dtype=jnp.int32)

@@ -13,10 +13,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.validation import is_int, is_real, python_ints, require
 
 
@@ -38,7 +38,7 @@ def temperature(
     """
     fix = "pass an integer of at least 1, in tokens"
     require(is_int(floor_scale, 1), "floor_scale", floor_scale, fix)
-    positions = pos.as_positions(positions)
+    positions = as_positions(positions)
     steps = positions // floor_scale + (positions % floor_scale + offset) // floor_scale
     return 1 + attn_scale * jnp.log1p(jnp.maximum(steps, 0).astype(jnp.float32))
 

@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import positions as pos
 from pe_jax.encodings import rope
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import is_int, is_real, python_ints, require
 
 GAMMA, REACH = 0.4, 55  # 3.5^55 is 10^30, which leaves 10^8 for the values in float32
@@ -44,8 +44,8 @@ def growth(positions, dim: int, scale_base: int = 512) -> jax.Array:
       ValueError: a known position outside [0, 55·scale_base). Under a trace such rows are NaN.
       TypeError: positions that are not integers.
     """
-    positions, limit = pos.as_positions(positions), REACH * scale_base
-    values = pos.concrete(positions)
+    positions, limit = as_positions(positions), REACH * scale_base
+    values = concrete(positions)
     if values is not None and values.size and not 0 <= values.min() <= values.max() < limit:
         worst = values.min() if values.min() < 0 else values.max()
         raise ValueError(

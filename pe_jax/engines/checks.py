@@ -29,6 +29,7 @@ from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import require_array, require_key
+from pe_jax.numerics.position_arrays import as_positions, check_near, concrete
 from pe_jax.validation import is_real, python_ints, require, require_bool, shown
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
@@ -234,7 +235,7 @@ def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = Non
     if not given and segments is None and not symbolic:
         given = {"q": np.asarray(queries - 1)}
     for name, x in given.items():
-        known = pos.concrete(x)
+        known = concrete(x)
         if known is not None and known.size and (farthest := known.max()) >= valid:
             raise ValueError(
                 f"{name} goes to position {farthest}, {title(encoding)} is set for {valid} tokens;"
@@ -322,11 +323,11 @@ def positions_of(claims: Claims, name: str, x: Any, rows: tuple[int, ...]) -> ja
     They are constants: no engine passes a gradient to positions.
     """
     tail = (claims.axes,) if claims.axes > 1 else ()
-    x = pos.as_positions(x, real=claims.real_positions, name=name)
+    x = as_positions(x, real=claims.real_positions, name=name)
     if x.shape == (1, rows[-1], *tail):  # one row for all, as Hugging Face has it
         x = x[0]
     shape(name, x, (rows[-1], *tail), (*rows, *tail))
-    pos.check_near(x, name)
+    check_near(x, name)
     return jax.lax.stop_gradient(x)
 
 
@@ -337,7 +338,7 @@ def segments(q_segments, k_segments, q, k) -> list[Any]:
         return [None, None]
     checked = []
     for side, x, rows in zip(("q_segments", "k_segments"), pair, (q, k), strict=True):
-        x = pos.as_positions(x, name=side)
+        x = as_positions(x, name=side)
         shape(side, x, rows.shape[:-2])
         checked.append(x.reshape(math.prod(rows.shape[:-3]), rows.shape[-3]))
     return checked
@@ -359,9 +360,9 @@ def lengths(q_lengths, k_lengths, q_segments, k_segments, q, k) -> tuple[Any, An
         if x is None:
             segments.append(jnp.zeros_like(index))
             continue
-        x = pos.as_positions(x, name=name)
+        x = as_positions(x, name=name)
         shape(name, x, tuple(batch))
-        known = pos.concrete(x)
+        known = concrete(x)
         fine = known is None or bool(((known >= 0) & (known <= count)).all())
         require(fine, name, known, f"pass integers from 0 to {count}")
         segments.append(jnp.where(index < x[..., None], 0, -1))
@@ -399,7 +400,7 @@ def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[j
             " the tokens (the mask comes from it)"
         )
     for side, x, rows in sides:
-        x = layout.order(rows.shape[-3]) if x is None else pos.as_positions(x, name=side)
+        x = layout.order(rows.shape[-3]) if x is None else as_positions(x, name=side)
         shape(side, x, rows.shape[-3:-2], rows.shape[:-2])
         checked.append(x)
     return checked
@@ -488,7 +489,7 @@ def scale_and_cap(terms: tuple, scale: Any, logit_cap: Any) -> tuple[tuple, Any,
     traced, static = {}, {}
     for name, value in options.items():
         if hasattr(value, "ndim") and value.ndim == 0 and value.dtype != bool:
-            if pos.concrete(value) is None:
+            if concrete(value) is None:
                 value = jnp.asarray(value, jnp.float32)[None]
                 traced[name] = jnp.where((value > 0) & (value < jnp.inf), value, jnp.nan)
                 continue

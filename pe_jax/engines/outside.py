@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from pe_jax import positions as pos
 from pe_jax.encodings.terms import Tokens
 from pe_jax.engines import block
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import varying_like
+from pe_jax.numerics.position_arrays import concrete
 
 RARE = "only_if_broken"  # scope of the operations that run only if a token is not finite
 FINITE = "pe_jax_finite"  # one boolean per call, which `jax.checkpoint` may save: else recomputed
@@ -109,7 +109,7 @@ def nan_beyond(length: int | None, sides: tuple[Tokens, ...], results: tuple) ->
     Such a row needs another scaling throughout. Known positions were refused before; padding does
     not count. Results that are None stay so.
     """
-    if length is None or all(pos.concrete(side.positions) is not None for side in sides):
+    if length is None or all(concrete(side.positions) is not None for side in sides):
         return results
     rows: Any = False
     for side in sides:

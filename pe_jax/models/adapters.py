@@ -33,6 +33,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
 from pe_jax.engines import checks, reference
 from pe_jax.engines.api import attention
+from pe_jax.numerics.position_arrays import concrete
 from pe_jax.validation import require, require_bool
 
 SIZES = Dims(512, 8, 8, 64)  # stand-in sizes, to ask for a scheme's terms before its own are known
@@ -313,13 +314,13 @@ def _is_array(x) -> bool:
 
 def _by_value(x) -> Any:
     """A key that is equal for equal positions or segments; under a trace, for the same object."""
-    array = None if x is None else pos.concrete(x)
+    array = None if x is None else concrete(x)
     return id(x) if array is None else (array.shape, array.dtype.str, array.tobytes())
 
 
 def _booleans(mask) -> jax.Array:
     """The mask as booleans. Zero means hidden: the opposite of an additive mask."""
-    array = pos.concrete(mask)
+    array = concrete(mask)
     if array is not None and not np.isin(array, (0, 1)).all():
         worst = array[~np.isin(array, (0, 1))].flat[0]
         raise ValueError(f"mask holds {worst}: pass booleans; an additive mask is a bias")
@@ -328,7 +329,7 @@ def _booleans(mask) -> jax.Array:
 
 def _check_hides_later(encoding: Encoding, mask, shape: tuple[int, ...]) -> None:
     """Raises ValueError where a known mask shows later tokens to a one-sided scheme."""
-    array, (queries, keys) = pos.concrete(mask), shape[-2:]
+    array, (queries, keys) = concrete(mask), shape[-2:]
     if array is not None and queries == keys:
         full = np.broadcast_to(array, np.broadcast_shapes(array.shape, (queries, keys)))
         require(not np.triu(full, 1).any(), "mask", "…", checks.alike(encoding))

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pe_jax import positions as pos
 from pe_jax.engines.decoding.cache import with_segments
 from pe_jax.models.transformer import Transformer
+from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import ConfigError, is_int, is_real, python_ints, require
 
 CHUNK = 32  # prompt tokens per pass; the last ones are read one by one, as new ones are
@@ -77,10 +77,10 @@ def generate(
     vocab = model.config.vocab
     ok = is_int(top_k, 0) and top_k <= vocab
     require(ok, "top_k", top_k, f"pass an integer from 0 to the vocabulary's {vocab}")
-    prompt = pos.as_positions(prompt, name="prompt")
+    prompt = as_positions(prompt, name="prompt")
     if prompt.ndim != 2 or not prompt.shape[1]:
         raise ConfigError(f"prompt has shape {list(prompt.shape)}; pass [B, T] with T >= 1")
-    ids = pos.concrete(prompt)
+    ids = concrete(prompt)
     if ids is not None and ids.size and not 0 <= ids.min() <= ids.max() < vocab:
         worst = ids.max() if ids.max() >= vocab else ids.min()
         raise ConfigError(f"prompt holds token id {worst}; keep 0 <= id < vocab = {vocab}")
@@ -93,7 +93,7 @@ def generate(
         require(temperature == 0, "key", key, "pass jax.random.key(seed), or temperature=0")
         key = jax.random.key(0)
     if segments is not None:
-        segments = pos.as_positions(segments, name="segments")
+        segments = as_positions(segments, name="segments")
         fix = f"pass ids {list(prompt.shape)}, negative for padding"
         require(segments.shape == prompt.shape, "segments", segments.shape, fix)
     if not new_tokens:

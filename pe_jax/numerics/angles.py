@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import positions as pos
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.position_arrays import as_positions, check_exact
 from pe_jax.validation import is_int, is_real, python_ints, require
 
 
@@ -45,8 +45,8 @@ def require_exact(name: str, x: Any) -> None:
 
 
 def _checked(positions) -> jax.Array:
-    positions = pos.as_positions(positions, real=True)
-    pos.check_exact(positions)
+    positions = as_positions(positions, real=True)
+    check_exact(positions)
     return positions[..., None]
 
 

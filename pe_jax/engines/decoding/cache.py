@@ -44,6 +44,7 @@ from pe_jax.engines.decoding.storage import (
 from pe_jax.engines.sharded import axes
 from pe_jax.engines.sharded.axes import step_under_auto_axes
 from pe_jax.engines.sharded.layout import CONTIGUOUS
+from pe_jax.numerics.position_arrays import check_exact, concrete
 from pe_jax.validation import is_int, python_ints, require
 
 __all__ = ["Cache", "append", "empty", "extend", "next_positions"]
@@ -230,7 +231,7 @@ def extend(
     positions = _positions(cache, positions, indices, q, encoding)
     if cache.positions.dtype != positions.dtype:  # integers stay so unless floats are among them
         for x in (cache.positions, positions):
-            pos.check_exact(x)
+            check_exact(x)
         positions = positions.astype(jnp.float32)
         cache = dataclasses.replace(cache, positions=cache.positions.astype(jnp.float32))
     encoding = checks.at_length(encoding, q.shape[1], {"positions": positions})
@@ -240,7 +241,7 @@ def extend(
         ok = isinstance(term, kinds.Sink) and term.state is None
         require(ok, "terms", type(term).__name__, "a cache takes it as part of an encoding alone")
     added += traced
-    known = pos.concrete(cache.length)
+    known = concrete(cache.length)
     tokens = q.shape[1] + (0 if known is None else int(known))  # all tokens, if that is known
     added += checks.mask_terms(mask, q, tokens, all_keys=False)
     checks.layer_input(own_terms, name, x, q.shape[:2], q.shape[1], dims)
@@ -314,7 +315,7 @@ def _positions(
         raise ValueError(f"{name} has {encoding.claims.axes} axes: pass positions {[1, *tail]}")
     if indices is not None:
         return indices[1].rank
-    known, length = pos.concrete(cache.positions), pos.concrete(cache.length)
+    known, length = concrete(cache.positions), concrete(cache.length)
     if known is not None and length is not None:
         tokens = np.arange(known.shape[1])
         if cache.ring is not None:

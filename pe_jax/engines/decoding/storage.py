@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from pe_jax import positions as pos
 from pe_jax.engines import checks
 from pe_jax.engines.decoding.ring_buffer import RingBuffer
+from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import require
 
 
@@ -71,7 +72,7 @@ def append(cache: Cache, new: Rows) -> Cache:
       ValueError: they are known not to fit. Under a trace the count is unknown and the caller must
         check it (`generate` does); tokens that do not fit give NaN, never a silent overwrite.
     """
-    count, length = new.k.shape[2], pos.concrete(cache.length)
+    count, length = new.k.shape[2], concrete(cache.length)
     if cache.ring is None and length is not None and length + count > cache.capacity:
         raise ValueError(
             f"cache holds {length} of {cache.capacity} tokens and {count} more do not fit;"
@@ -137,7 +138,7 @@ def add_segments(cache: Cache, segments: Any, count: int) -> tuple[Cache, Indice
         last = jnp.max(ids, axis=1, where=row < start, initial=0)
         new = jnp.broadcast_to(last[:, None], (len(ids), count))
     else:
-        new = pos.as_positions(segments, name="segments")
+        new = as_positions(segments, name="segments")
         checks.shape("segments", new, (len(ids), count))
     ids = write_rows(ids, new, start, 1)
     cache = dataclasses.replace(cache, segments=ids)
@@ -177,9 +178,9 @@ def truncate(cache: Cache, length) -> Cache:
         value (selective RoPE).
     """
     require_cache(cache)
-    length = pos.as_positions(length, name="length")
+    length = as_positions(length, name="length")
     require(length.ndim == 0, "length", length.shape, "pass one integer for all rows")
-    now, then = pos.concrete(cache.length), pos.concrete(length)
+    now, then = concrete(cache.length), concrete(length)
     if then is not None:
         fits = 0 <= int(then) and (now is None or int(then) <= int(now))
         require(fits, "length", int(then), f"the cache has {now} tokens: pass 0 to {now}")
@@ -204,9 +205,9 @@ def take(cache: Cache, rows) -> Cache:
       TypeError: rows that are not integers.
     """
     require_cache(cache)
-    rows, batch = pos.as_positions(rows, name="rows"), cache.k.shape[0]
+    rows, batch = as_positions(rows, name="rows"), cache.k.shape[0]
     require(rows.ndim == 1, "rows", rows.shape, "pass integers [N]")
-    known = pos.concrete(rows)
+    known = concrete(rows)
     if known is not None and known.size:
         fits = known.min() >= 0 and known.max() < batch
         require(bool(fits), "rows", known.tolist(), f"the cache has rows 0 … {batch - 1}")
