@@ -11,7 +11,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.encodings.terms import Side, Term, Tokens
-from pe_jax.engines import checks, dispatch, outside
+from pe_jax.engines import checks, dispatch, encoding_checks, outside
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.axes import under_auto_axes
@@ -134,17 +134,17 @@ def attention(
     (*batch, queries, heads, _), keys = q.shape, k.shape[-3]
 
     # The scheme and the sizes.
-    encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
+    encoding, window, sinks = checks.window(encoding_checks.encoding(encoding), window, sinks)
     dims = checks.dims(dims, q, k, x, heads_axis)
     encoding.check(dims)
-    name, claims = checks.title(encoding), encoding.claims
-    checks.embedded(encoding, dims, embedded)
+    name, claims = encoding_checks.title(encoding), encoding.claims
+    encoding_checks.embedded(encoding, dims, embedded)
 
     # Where tokens are, and what they may see.
     q_segments, k_segments = checks.lengths(q_lengths, k_lengths, q_segments, k_segments, q, k)
     explicit = {"q_positions": q_positions, "k_positions": k_positions}
     q_positions, k_positions = checks.positions(claims, q, k, q_positions, k_positions, name)
-    encoding = checks.at_length(encoding, queries, explicit, q_segments)
+    encoding = encoding_checks.at_length(encoding, queries, explicit, q_segments)
     contiguous = q_positions is None
     q_ids, k_ids = checks.segments(q_segments, k_segments, q, k)
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
@@ -154,7 +154,7 @@ def attention(
     q_index, k_index = checks.indices(q_index, k_index, q, k, layout, ordered)
 
     # What is added, the softmax, and how it runs.
-    params = checks.params(encoding, params, dims)
+    params = encoding_checks.params(encoding, params, dims)
     terms = checks.terms(terms, dims, claims.axes) + checks.mask_terms(mask, q, keys)
     terms = encoding.terms(params, dims) + terms
     checks.layer_input(terms, name, x, q.shape[:-2], keys, dims)

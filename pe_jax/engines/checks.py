@@ -20,11 +20,10 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Claims, Dims, Encoding, Params, adds_to_input, require_dims
-from pe_jax.encodings.registry import parse
+from pe_jax.encodings.base import Claims, Dims, Encoding, require_dims
 from pe_jax.encodings.terms import Term, select
 from pe_jax.encodings.windowed import Windowed, require_window
-from pe_jax.engines import reference
+from pe_jax.engines import encoding_checks, reference
 from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import Contiguous
@@ -33,7 +32,6 @@ from pe_jax.numerics.position_arrays import as_positions, check_near, concrete
 from pe_jax.validation import is_real, python_ints, require, require_bool, shown
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
-DRAW = "pass encoding.init(key, dims)"
 NAMES = {  # of `jax.nn.dot_product_attention`, Flax and PyTorch, and what to pass here
     "is_causal": "causal=",
     "attn_mask": "mask=",
@@ -132,116 +130,7 @@ def shape(name: str, x: Any, *allowed: tuple[int, ...]) -> None:
         raise ValueError(f"{name} has shape {list(x.shape)}; pass {fix}")
 
 
-# --- What is added to the scores ---
-
-
-def encoding(encoding: Any) -> Encoding:
-    """The encoding of one layer, also from a spec string or a tuple of one; None is NoPE."""
-    if isinstance(encoding, str):
-        layers = parse(encoding)
-        fix = f"it has {len(layers)} layers; pass that of one, as pe_jax.parse(…)[0]"
-        require(len(layers) == 1, "encoding", encoding, fix)
-        return layers[0]
-    if isinstance(encoding, tuple) and len(encoding) == 1:
-        encoding = encoding[0]
-    if encoding is None:
-        return Encoding()
-    if not isinstance(encoding, Encoding):
-        fix = "pass one layer's encoding, such as 'rope', pe_jax.make('rope', base=5e5) or None"
-        raise TypeError(f"encoding={shown(encoding, 80)}: {fix}")
-    return encoding
-
-
-def title(encoding: Encoding) -> str:
-    """The name of an encoding in messages, such as T5+RoPE for a sum."""
-    parts = map(type, getattr(encoding, "parts", (encoding,)))
-    return "+".join("NoPE" if part is Encoding else part.__name__ for part in parts)
-
-
-def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:
-    """Raises unless the caller says that a scheme which adds to the input was called there."""
-    require_bool("embedded", embedded)
-    fix = (
-        f"{title(encoding)} adds to the input of the first layer, which attention does not see;"
-        " call x = encoding.embed(params, x, positions) there, then pass embedded=True"
-    )
-    require(embedded or not adds_to_input(encoding, dims), "embedded", embedded, fix)
-
-
-def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
-    """The parameters, of the shapes that `encoding.init` draws; None for a scheme without any.
-
-    Shapes that broadcast (the table of one head) are refused: they are another model.
-    """
-    want, name = _drawn_shapes(encoding, dims), type(encoding).__name__
-    if params is None:
-        if jax.tree.leaves(want):
-            fix = f"{DRAW} (pe_jax.parse(name)[0] is the encoding of a name)"
-            raise ValueError(f"params=None, but {name} has parameters; {fix}")
-        return want
-    if not isinstance(params, Params):
-        raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.floating):
-            dtype = getattr(leaf, "dtype", type(leaf).__name__)
-            raise TypeError(f"params{jax.tree_util.keystr(path)} is of {dtype}; pass floats")
-    for side, expected, actual in zip(Params._fields, want, params, strict=True):
-        expected, actual = _shapes_by_path(expected), _shapes_by_path(actual)
-        if missing := sorted(expected.keys() - actual.keys()):
-            raise ValueError(f"params.{side} has no {', '.join(missing)} for {name}; {DRAW}")
-        if more := sorted(actual.keys() - expected.keys()):
-            raise ValueError(f"params.{side} has {', '.join(more)}, not of {name}; {DRAW}")
-        for path, want_shape in expected.items():
-            if actual[path] != want_shape:
-                raise ValueError(
-                    f"params.{side}.{path} has shape {list(actual[path])}; {title(encoding)} takes"
-                    f" {list(want_shape)} for {dims}; {DRAW}, or the dims= that it was drawn for"
-                )
-    return params
-
-
-@functools.lru_cache(256)
-def _drawn_shapes(encoding: Encoding, dims: Dims) -> Params:
-    return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
-
-
-def _shapes_by_path(tree: Any) -> dict[str, tuple[int, ...]]:
-    name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    return {name(path): np.shape(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = None) -> Encoding:
-    """The scheme set for this call's length, if it depends on a length and none was set.
-
-    `given` has explicit positions by argument name, or None. Without any the length is T, the
-    number of `queries`, unless that is symbolic (`jax.export`). With segments each document has a
-    length: the scheme stays unchanged, and its terms read the lengths (`by_length`).
-    """
-    valid = encoding.valid_length()
-    if valid is None:
-        return encoding
-    given = {name: x for name, x in given.items() if x is not None}
-    symbolic = jax.export.is_symbolic_dim(queries)
-    if not valid and not given and segments is not None:
-        return encoding
-    if not valid and not given and not symbolic:
-        return encoding.at_length(max(queries, 1))
-    if not valid:
-        raise ValueError(
-            f"encoding: {title(encoding)} depends on the length of the whole sequence, which"
-            f" {'a symbolic length does' if symbolic else 'positions do'} not tell;"
-            " pass encoding.at_length(total_length)"
-        )
-    if not given and segments is None and not symbolic:
-        given = {"q": np.asarray(queries - 1)}
-    for name, x in given.items():
-        known = concrete(x)
-        if known is not None and known.size and (farthest := known.max()) >= valid:
-            raise ValueError(
-                f"{name} goes to position {farthest}, {title(encoding)} is set for {valid} tokens;"
-                f" pass encoding.at_length({math.floor(farthest) + 1})"
-            )
-    return encoding
+# --- What is added to the scores (the encoding: `encoding_checks`) ---
 
 
 def terms(terms: Any, dims: Dims, axes: int = 1) -> tuple[Term, ...]:
@@ -415,7 +304,7 @@ def causal(encoding: Encoding, causal: bool | None, mask: Any = None) -> bool:
     A `Mask` that looks ahead makes False the default. Any mask (True: the implementation's) may
     hide the tokens that a one-sided scheme cannot tell apart.
     """
-    name, claims, masked = title(encoding), encoding.claims, mask is not None
+    name, claims, masked = encoding_checks.title(encoding), encoding.claims, mask is not None
     if causal is None and isinstance(mask, kinds.Mask) and mask.looks_ahead:
         causal = False
     if causal is None:
@@ -425,16 +314,10 @@ def causal(encoding: Encoding, causal: bool | None, mask: Any = None) -> bool:
     require_bool("causal", causal)
     fix = f"{name} is for causal attention alone"
     require(causal or not claims.causal_only, "causal", causal, fix)
-    require(causal or masked or not claims.one_sided, "causal", causal, alike(encoding))
+    require(
+        causal or masked or not claims.one_sided, "causal", causal, encoding_checks.alike(encoding)
+    )
     return causal
-
-
-def alike(encoding: Encoding) -> str:
-    """The message, with the fix, for a one-sided scheme that sees later tokens."""
-    fix = "pass causal=True"
-    if any(hasattr(part, "bidirectional") for part in getattr(encoding, "parts", (encoding,))):
-        fix = f"make it with bidirectional=True, or {fix}"
-    return f"all later tokens look alike to {title(encoding)}; {fix}"
 
 
 @python_ints

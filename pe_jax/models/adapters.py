@@ -31,7 +31,7 @@ from flax.linen.dtypes import promote_dtype
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
-from pe_jax.engines import checks, reference
+from pe_jax.engines import checks, encoding_checks, reference
 from pe_jax.engines.api import attention
 from pe_jax.numerics.position_arrays import concrete
 from pe_jax.validation import require, require_bool
@@ -95,21 +95,21 @@ def attention_fn(
         `embedded`; one that reads the layer's input; a scheme of several axes without `positions`.
       TypeError: `encoding` is not a scheme, `params` not a Params.
     """
-    encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
+    encoding, window, sinks = checks.window(encoding_checks.encoding(encoding), window, sinks)
     if not isinstance(params, Params | None):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     causal = checks.causal(encoding, causal, mask=True)
     if dims is not None:
         require_dims(dims)
     sizes = dims or SIZES
-    checks.embedded(encoding, sizes, embedded)
+    encoding_checks.embedded(encoding, sizes, embedded)
     if kinds.reads_input(abstract_terms(encoding, sizes)):
         raise ValueError(
             f"encoding={encoding!r}: it reads the layer's input, which Flax does not pass to an"
             " attention_fn; call pe_jax.attention(q, k, v, x=x, …) in your own layer"
         )
     if params is None:
-        checks.params(encoding, None, sizes)
+        encoding_checks.params(encoding, None, sizes)
     axes = encoding.claims.axes
     if axes > 1 and positions is None:
         name = type(encoding).__name__
@@ -332,7 +332,7 @@ def _check_hides_later(encoding: Encoding, mask, shape: tuple[int, ...]) -> None
     array, (queries, keys) = concrete(mask), shape[-2:]
     if array is not None and queries == keys:
         full = np.broadcast_to(array, np.broadcast_shapes(array.shape, (queries, keys)))
-        require(not np.triu(full, 1).any(), "mask", "…", checks.alike(encoding))
+        require(not np.triu(full, 1).any(), "mask", "…", encoding_checks.alike(encoding))
 
 
 def _drop(key: Any, rate: float, broadcast: bool, weights: jax.Array) -> jax.Array:

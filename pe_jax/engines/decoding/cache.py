@@ -22,7 +22,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
 from pe_jax.encodings.terms import Side, Tokens, select
-from pe_jax.engines import checks, dispatch, outside
+from pe_jax.engines import checks, dispatch, encoding_checks, outside
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.decoding import one_token
 from pe_jax.engines.decoding.ring_buffer import ring_buffer
@@ -87,12 +87,13 @@ def empty(
         or parameters that do not fit.
       TypeError: `encoding` is not an encoding, or `dims` not a `Dims`.
     """
-    encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
+    encoding, window, sinks = checks.window(encoding_checks.encoding(encoding), window, sinks)
     require_dims(dims)
     encoding.check(dims)
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
     valid = encoding.valid_length()
-    fix = f"{checks.title(encoding)} is set for {valid} tokens; pass encoding.at_length({capacity})"
+    name = encoding_checks.title(encoding)
+    fix = f"{name} is set for {valid} tokens; pass encoding.at_length({capacity})"
     require(not valid or capacity <= valid, "capacity", capacity, fix)
     require(is_int(batch, 0), "batch", batch, "pass an integer of at least 0")
     dtype_name = getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype)  # or a string
@@ -110,7 +111,7 @@ def empty(
 
     tables = None
     if params is not None:  # positions of several axes are never contiguous: they have no tables
-        params = checks.params(encoding, params, dims)
+        params = encoding_checks.params(encoding, params, dims)
 
         def make_tables(params):
             return one_token.tables(encoding.terms(params, dims), capacity)
@@ -203,7 +204,7 @@ def extend(
         that adds to the input or one that needs a length, as `attention` refuses them. Under a
         trace a token beyond the length that was set gives NaN.
     """
-    encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
+    encoding, window, sinks = checks.window(encoding_checks.encoding(encoding), window, sinks)
     require_dims(dims)
     checks.arrays(q, k, v, batch="B")
     _check_layout(cache, encoding, dims)
@@ -216,9 +217,9 @@ def extend(
         raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass the same number of tokens")
     if not q.size:
         return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype), cache
-    checks.embedded(encoding, dims, embedded)
-    params = checks.params(encoding, params, dims)
-    name, indices = checks.title(encoding), None
+    encoding_checks.embedded(encoding, dims, embedded)
+    params = encoding_checks.params(encoding, params, dims)
+    name, indices = encoding_checks.title(encoding), None
     if causal is None and encoding.claims.axes > 1:
         causal = True
     causal = checks.causal(encoding, causal, mask)
@@ -234,7 +235,7 @@ def extend(
             check_exact(x)
         positions = positions.astype(jnp.float32)
         cache = dataclasses.replace(cache, positions=cache.positions.astype(jnp.float32))
-    encoding = checks.at_length(encoding, q.shape[1], {"positions": positions})
+    encoding = encoding_checks.at_length(encoding, q.shape[1], {"positions": positions})
     own_terms, added = encoding.terms(params, dims), checks.terms(terms, dims)
     traced, scale, logit_cap = checks.scale_and_cap(own_terms + added, scale, logit_cap)
     for term in added:
@@ -290,7 +291,7 @@ def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
     fix = "pass the encoding and dims that pe_jax.cache.empty was given"
     for name, expected in want.items():
         actual = jax.tree.map(jnp.shape, getattr(cache, name))
-        needs = f"{checks.title(encoding)} needs {expected}"
+        needs = f"{encoding_checks.title(encoding)} needs {expected}"
         require(actual == expected, f"cache.{name}", actual, f"{needs}; {fix}")
 
 
