@@ -72,7 +72,8 @@ class Checkpoints:
 
         Raises:
           OSError: it cannot be written; the message gives its size. Earlier checkpoints stay, this
-            one is removed.
+            one is removed. Writes of tensorstore may outlive the error: what they leave is not a
+            checkpoint, and goes when the folder is next opened for writing.
         """
         import grain
 
