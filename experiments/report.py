@@ -9,6 +9,7 @@ writes report.html with its figures and tables into the folder that `experiments
 
 writes differences-by-parameters.png and .csv: each scheme's difference to the reference, from
 comparisons that differ in the size of their models; or differences-by-steps, if all have one size.
+It prints how much a difference changes per doubling, from three comparisons on.
 """
 
 from absl import flags
@@ -28,8 +29,11 @@ def main() -> None:
 
     workdir = local("workdir", WORKDIR.value)
     if SERIES.value:
-        drawing = series_figure.draw([local("series", folder) for folder in SERIES.value])
+        folders = [local("series", folder) for folder in SERIES.value]
+        drawing, slopes = series_figure.draw(folders)
         plotting.write(drawing, workdir)
+        if slopes.row_count:
+            launch.show(slopes)
         print(workdir / f"{drawing.stem}.png")
         return
     path = comparison_report.build(workdir)

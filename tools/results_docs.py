@@ -92,13 +92,14 @@ def by_position(path: Path, like: Results) -> Results:
 
 
 def series(path: Path) -> list[series_figure.Point]:
-    """The differences of a table that `experiments.report --series` wrote."""
+    """The differences of a table that `experiments.report --series` wrote, of seeds from 0 on."""
     points = []
     for row in rows_of(path):
         parameters, steps, length = (int(row[x]) for x in ("parameters", "steps", "length"))
         values = statistics.estimate([*map(float, row["each_seed"].split(";"))])
         scheme = Scheme(row["encoding"], row["encoding"], 0, {})
-        points.append(series_figure.Point(scheme, parameters, steps, length, values))
+        seeds = tuple(range(values.n))
+        points.append(series_figure.Point(scheme, parameters, steps, length, values, seeds))
     return points
 
 

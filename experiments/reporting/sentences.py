@@ -264,15 +264,19 @@ def _side(difference: Estimate) -> int:
     return int(difference.low > 0) - int(difference.high < 0)
 
 
-def series_title(found: dict[int, dict[str, list[Estimate]]], reference: str, varied: str) -> str:
+def series_title(
+    found: dict[int, dict[str, list[Estimate]]], reference: str, varied: str, count: int
+) -> str:
     """Which schemes are below the reference at every size, above it, or first one, then the other.
 
-    `found` has for each length a scheme's differences by size, or by what else `varied` names; a
-    side is shown where the 95 % interval has no 0.
+    `found` has for each length a scheme's differences by size, or by what else `varied` names, of
+    which there are `count`: a scheme without some of them is not in the title. A side is shown
+    where the 95 % interval has no 0.
     """
     parts = []
     for length, by_name in found.items():
-        sides = {name: {_side(d) for d in each} for name, each in by_name.items()}
+        complete = {name: each for name, each in by_name.items() if len(each) == count}
+        sides = {name: {_side(d) for d in each} for name, each in complete.items()}
         groups = (
             ([name for name, at in sides.items() if at == {-1}], "below"),
             ([name for name, at in sides.items() if at == {1}], "above"),

@@ -3,7 +3,7 @@
 Each size, or number of steps, is a separate comparison: the same text, length, batch and
 evaluation, and rates that were chosen for it. A difference is the mean over the seeds of one
 comparison with its 95 % t interval, paired by seed over the same windows, without correction:
-verdicts are in the report of each comparison.
+verdicts are in the report of each comparison. A trend is the slope of such differences.
 """
 
 import itertools
@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from rich.table import Table
+from rich.text import Text
 
-from experiments.reporting import results, sentences
+from experiments.reporting import results, sentences, statistics
 from experiments.reporting.figures import POINTS, band, each_seed
 from experiments.reporting.plotting import (
     Drawing,
@@ -25,7 +27,7 @@ from experiments.reporting.plotting import (
     styled,
 )
 from experiments.reporting.results import Results, Scheme
-from experiments.reporting.statistics import Estimate
+from experiments.reporting.statistics import CLAIM_SEEDS, Estimate, number
 from experiments.reporting.verdicts import paired_difference
 from pe_jax.validation import ConfigError
 
@@ -37,7 +39,8 @@ HEADER = ("encoding", "parameters", "steps", "length", "mean", "low", "high", "p
 class Point(NamedTuple):
     """The difference of one scheme to the reference, in one comparison.
 
-    `parameters` are those of the reference's model, so that the schemes of a size share an x value.
+    `parameters` are those of the reference's model, so that the schemes of a size share an x value;
+    `seeds` are those of the difference's values.
     """
 
     scheme: Scheme
@@ -45,6 +48,7 @@ class Point(NamedTuple):
     steps: int
     length: int
     difference: Estimate
+    seeds: tuple[int, ...]
 
 
 def read(folders: Sequence[Path]) -> list[Results]:
@@ -88,8 +92,12 @@ def parameters(comparison: Results) -> int:
     return count
 
 
-def draw(folders: Sequence[Path]) -> Drawing:
-    """The figure of the comparisons in these folders; raises ConfigError as `read` does."""
+def draw(folders: Sequence[Path]) -> tuple[Drawing, Table]:
+    """The figure of the comparisons in these folders, and its slopes for the terminal.
+
+    Raises:
+      ConfigError: as `read` does; no scheme has losses to compare with the reference.
+    """
     series = read(folders)
     reference, compared = series[0].reference, points(series)
     assert reference is not None
@@ -97,7 +105,7 @@ def draw(folders: Sequence[Path]) -> Drawing:
         raise ConfigError(
             f"{series[0].workdir}: no scheme has losses to compare with its reference"
         )
-    return differences(compared, reference)
+    return differences(compared, reference), slope_table(compared, reference)
 
 
 def points(comparisons: Sequence[Results]) -> list[Point]:
@@ -111,8 +119,44 @@ def points(comparisons: Sequence[Results]) -> list[Point]:
             for scheme in part.schemes:
                 d = paired_difference(scheme, reference, part.primary[0], length)
                 if scheme is not reference and isinstance(d, Estimate):
-                    series.append(Point(scheme, *about, length, d))
+                    seeds = tuple(sorted(scheme.windows(part.primary[0], length)[0]))
+                    series.append(Point(scheme, *about, length, d, seeds))
     return series
+
+
+def slopes(found: Sequence[Point]) -> dict[tuple[int, str], Estimate]:
+    """(length, scheme) → change of its difference per doubling of what varies.
+
+    The slope of a straight line by least squares, for each seed that all comparisons share, so that
+    the interval is over seeds as that of a difference is. At least three comparisons and as many
+    seeds as a claim needs: a line through two sizes shows no trend.
+    """
+    varied = _varied(p.parameters for p in found)
+    lines: dict[tuple[int, str], list[Point]] = {}
+    for p in found:
+        lines.setdefault((p.length, p.scheme.name), []).append(p)
+    trends = {}
+    for key, line in sorted(lines.items(), key=lambda item: item[0][0]):
+        seeds = sorted(set.intersection(*(set(p.seeds) for p in line)))
+        if len(line) >= 3 and len(seeds) >= CLAIM_SEEDS:
+            doublings = np.log2([getattr(p, varied) for p in line])
+            values = [[p.difference.values[p.seeds.index(k)] for k in seeds] for p in line]
+            trends[key] = statistics.estimate(np.polyfit(doublings, values, 1)[0].tolist())
+    return trends
+
+
+def slope_table(found: Sequence[Point], reference: Scheme) -> Table:
+    """The slopes with their 95 % t intervals, each of one scheme and length, without correction."""
+    varied = _varied(p.parameters for p in found)
+    minus = f"Difference to {reference.name} per doubling of the {varied} (nats per token)"
+    table = Table(title=Text(minus), title_justify="left")
+    for column in ("encoding", "length", "slope", "95 %", "seeds"):
+        table.add_column(column, justify="left" if column == "encoding" else "right")
+    for (length, name), d in slopes(found).items():
+        low, high = (number(x, 3, signed=True) for x in (d.low, d.high))
+        cells = name, f"{length:,}", number(d.mean, 3, signed=True), f"[{low}, {high}]", str(d.n)
+        table.add_row(*map(Text, cells))
+    return table
 
 
 @styled
@@ -124,7 +168,7 @@ def differences(found: Sequence[Point], reference: Scheme) -> Drawing:
     by_length: dict[int, dict[str, list[Estimate]]] = {length: {} for length in lengths}
     for p in found:
         by_length[p.length].setdefault(p.scheme.name, []).append(p.difference)
-    title = sentences.series_title(by_length, reference.name, AXES[varied])
+    title = sentences.series_title(by_length, reference.name, AXES[varied], len(values))
     figure, panels = canvas(4.9 * len(lengths), 4.4, columns=len(lengths), title=title)
     schemes = {p.scheme.name: p.scheme for p in found}
     for axes, length in zip(panels, lengths, strict=True):

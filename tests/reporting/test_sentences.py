@@ -135,7 +135,7 @@ def test_the_title_of_sizes_says_who_is_on_which_side_of_the_reference_at_all_of
     )
 
     def title(far=None, **found):
-        return sentences.series_title({128: found, 512: far or {}}, "rope", "size")
+        return sentences.series_title({128: found, 512: far or {}}, "rope", "size", 2)
 
     near = {"t5": [below, below], "nope": [above, above], "alibi": [unsure, above]}
     said = "Against rope at every size: t5 below, nope above at 128 tokens"
@@ -147,3 +147,6 @@ def test_the_title_of_sizes_says_who_is_on_which_side_of_the_reference_at_all_of
     )
     nobody = "No scheme is shown on one side of rope at every size"
     assert title(t5=[below, unsure]) == title(t5=[single, single]) == nobody
+    assert title(t5=[below, below], fox=[below]).endswith(
+        "every size: t5 below at 128 tokens (95 %)"
+    )

@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments import report
 from experiments.reporting import results, series_figure
+from experiments.reporting.statistics import estimate
 from experiments.reporting.verdicts import Question, verdicts
 from pe_jax.validation import ConfigError
 
@@ -46,7 +48,7 @@ def test_a_point_is_the_difference_of_that_sizes_report(sizes):
 
 
 def test_the_figure_has_a_row_for_every_difference_and_its_own_title(sizes):
-    drawing = series_figure.draw(sizes)
+    drawing, _ = series_figure.draw(sizes)
     assert len(drawing.rows) == 12 and drawing.header == series_figure.HEADER
     assert "at 512 tokens" in drawing.alt
 
@@ -54,7 +56,8 @@ def test_the_figure_has_a_row_for_every_difference_and_its_own_title(sizes):
 def test_comparisons_of_one_size_are_drawn_against_their_steps(fake):
     config = {"length": 64, "batch": 32}
     long, short = (grown(fake(NAMES, config=config), 1, steps) for steps in (1600, 400))
-    drawing = series_figure.draw([long, short])
+    drawing, slopes = series_figure.draw([long, short])
+    assert not slopes.row_count  # two comparisons show no trend
     assert drawing.stem == "differences-by-steps"
     assert "at every number of steps" in drawing.alt
     steps, mean = (series_figure.HEADER.index(x) for x in ("steps", "mean"))
@@ -67,11 +70,32 @@ def test_comparisons_of_one_size_are_drawn_against_their_steps(fake):
         series_figure.read([short, short])
 
 
+def test_a_slope_is_that_of_each_seed_over_all_sizes(sizes):
+    found = series_figure.points(series_figure.read(sizes))
+    slopes = series_figure.slopes(found)
+    assert [*slopes] == [(length, name) for length in (64, 512) for name in ("nope", "alibi")]
+    for (length, name), slope in slopes.items():
+        line = [p for p in found if (p.length, p.scheme.name) == (length, name)]
+        x = np.log2([p.parameters for p in line])
+        x -= x.mean()
+        seeds = zip(*(p.difference.values for p in line), strict=True)
+        each = [x @ np.array(y) / (x @ x) for y in seeds]
+        np.testing.assert_allclose(slope.values, each, rtol=1e-9, atol=1e-12)
+        assert slope == estimate(slope.values)
+    fewer = [
+        p._replace(difference=estimate(p.difference.values[1:]), seeds=p.seeds[1:]) for p in found
+    ]
+    assert not series_figure.slopes([*found[:-2], *fewer[-2:]]).keys() & {(512, "alibi")}
+    assert slopes.keys() >= series_figure.slopes(found[4:]).keys() == set()  # two sizes
+
+
 def test_the_program_writes_the_figure_and_its_table(sizes, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(report, "WORKDIR", type("Flag", (), {"value": str(tmp_path)}))
     monkeypatch.setattr(report, "SERIES", type("Flag", (), {"value": [*map(str, sizes)]}))
     report.main()
-    assert capsys.readouterr().out.strip() == str(tmp_path / "differences-by-parameters.png")
+    *table, path = capsys.readouterr().out.strip().splitlines()
+    assert path == str(tmp_path / "differences-by-parameters.png")
+    assert table[0].strip().startswith("Difference to rope per doubling of the parameters")
     assert (tmp_path / "differences-by-parameters.csv").read_text().count("\n") == 13
 
 
