@@ -13,6 +13,7 @@ import pe_jax
 from pe_jax.encodings.terms import DistanceTerm, sums_rows
 from pe_jax.engines.decoding import cache
 from pe_jax.engines.decoding.ring_buffer import RingBuffer
+from pe_jax.models import adapters
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.generate import generate
 from pe_jax.models.transformer import Transformer
@@ -43,6 +44,7 @@ def model(encoding: str, **fields) -> Transformer:
         ("(rope,nope)@window=5", [pe_jax.Windowed(ROPE, 5), pe_jax.Windowed(NOPE, 5)]),
         ("rope@window=0,nope", [pe_jax.Windowed(ROPE), NOPE]),
         ("t5+rope@window=5", [pe_jax.Windowed(pe_jax.parse("t5+rope")[0], 5)]),
+        ("rope@chunk=8*3,nope", [pe_jax.Windowed(ROPE, chunk=8)] * 3 + [NOPE]),
     ],
 )
 def test_a_pattern_gives_each_layer_its_window(spec, want):
@@ -58,6 +60,8 @@ def test_a_pattern_gives_each_layer_its_window(spec, want):
         ("rope@window=-5", "@window=-5: write an integer of at least 0"),
         ("rope@sinks=5", "@sinks=5: write @window=… too"),
         ("rope@window=3@window=4", "@window=3 and @window=4 are of one layer"),
+        ("rope@window=3@chunk=4", "@chunk=4: write that or @window=…, not both"),
+        ("rope@chunk=4@sinks=1", "@sinks=1: write @window=… too"),
         ("rope@window", "cannot read 'rope @ window'"),
         ("rop@window=5", "did you mean 'rope'?"),
     ],
@@ -72,9 +76,10 @@ def test_what_is_no_window_is_an_error(spec, words):
 
 def test_layers_without_a_window_have_the_models():
     config = dataclasses.replace(SIZES, encoding="rope@window=5,nope,t5@window=0", layers=3)
-    assert config.windows == ((5, 0), (None, 0), (None, 0))
+    sizes = lambda config: [(layer.window, layer.sinks) for layer in config.windows]  # noqa: E731
+    assert sizes(config) == [(5, 0), (None, 0), (None, 0)]
     config = dataclasses.replace(config, window=7, sinks=2)
-    assert config.windows == ((5, 0), (7, 2), (None, 0))
+    assert sizes(config) == [(5, 0), (7, 2), (None, 0)]
     assert config.pattern == tuple(map(pe_jax.make, ("rope", "nope", "t5")))
 
 
@@ -93,6 +98,10 @@ def test_a_windowed_encoding_is_its_encoding_but_for_the_window():
         pe_jax.Windowed(outer, 5)
     with pytest.raises(ValueError, match="window=0: pass an integer of at least 1"):
         pe_jax.Windowed(inner, 0)
+    with pytest.raises(ValueError, match="chunk=0: pass an integer of at least 1"):
+        pe_jax.Windowed(inner, chunk=0)
+    with pytest.raises(ValueError, match="chunk=4: a layer has that or window=3; leave one out"):
+        pe_jax.Windowed(inner, 3, chunk=4)
 
 
 # Attention.
@@ -107,6 +116,40 @@ def test_attention_takes_the_window_of_its_encoding(implementation):
     fix = "window=3: the encoding has its own, 4; leave one of them out"
     with pytest.raises(ValueError, match=fix):
         pe_jax.attention(*qkv, encoding=own, window=3)
+
+
+@pytest.mark.parametrize("spec", ["rope", "t5", "fox"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_chunks_of_an_encoding_are_the_mask_of_chunks(spec, packed):
+    (encoding,), qkv = pe_jax.parse(spec), util.inputs()
+    options: dict[str, Any] = {"params": util.random_params(encoding), "dims": DIMS}
+    options |= {"x": util.flat(qkv[0])}
+    if packed:
+        options["q_segments"] = np.repeat([[1, 2]] * B, [T // 3, T - T // 3], axis=1)
+    own, mask = pe_jax.Windowed(encoding, chunk=4), pe_jax.masks.chunks(4)
+    want = pe_jax.attention(*qkv, encoding=encoding, mask=mask, implementation="dense", **options)
+    for implementation in ("dense", util.TILED):
+        given = {**options, "implementation": implementation}
+        assert_close(pe_jax.attention(*qkv, encoding=own, **given), want)
+    both = pe_jax.attention(*qkv, encoding=own, mask=pe_jax.masks.chunks(3), **options)
+    thirds = pe_jax.Windowed(encoding, chunk=3)
+    other = pe_jax.attention(*qkv, encoding=thirds, mask=mask, **options)
+    assert_close(both, other)  # two masks at once, in any order
+    with pytest.raises(ValueError, match="window=3: the encoding has its own, chunk=4"):
+        pe_jax.attention(*qkv, encoding=own, window=3, **options)
+
+
+def test_stock_attention_sees_the_chunks_of_an_encoding_and_the_modules_mask():
+    qkv, own = util.inputs(), pe_jax.parse("rope@chunk=4")[0]
+    stock = adapters.attention_fn(own, causal=True)
+    assert_close(stock(*qkv), pe_jax.attention(*qkv, encoding=own))
+    hidden = np.arange(T) != 2  # a key
+    want = pe_jax.attention(*qkv, encoding=own, mask=hidden[None, None, None])
+    assert_close(stock(*qkv, mask=hidden[None, None, None]), want)
+    assert stock != adapters.attention_fn("rope", causal=True)
+    pooling = adapters.attention_fn(own, causal=False, q_positions=np.zeros(3, np.int32))
+    with pytest.raises(ValueError, match="window=4: the queries are other tokens than the keys"):
+        pooling(qkv[0][:, :3], *qkv[1:])
 
 
 # Training.
@@ -132,6 +175,7 @@ def test_a_model_of_windows_by_layer_is_its_layers_one_after_the_other():
         return [int(i) for i in np.flatnonzero(np.abs(np.asarray(moved)).sum(-1) > 0)]
 
     assert reach(whole) == [8, 9, 10, 11]  # 2 - 1 + 3 - 1 tokens before the last
+    assert reach(model("nope@chunk=8")) == [8, 9, 10, 11]  # of twelve
     assert reach(first) == list(range(12))
 
 
@@ -143,7 +187,7 @@ def test_layers_of_one_encoding_share_its_table_whatever_their_windows():
 def test_a_scheme_that_depends_on_the_length_keeps_its_window():
     spec = "rope(scaling=dynamic_ntk(factor=8,original_length=4))@window=3,nope"
     longer = model(spec).at_length(64)
-    assert [block.attention.window for block in longer.blocks] == [(3, 0), (None, 0)]
+    assert [block.attention.window.window for block in longer.blocks] == [3, None]
 
 
 @pytest.mark.parametrize("spec", ["rope@window=5,nope", "(rope+sink)@window=5,t5@window=9"])
@@ -170,6 +214,7 @@ def test_operations_are_counted_layer_by_layer():
 
     whole, short = count("nope"), count("nope", window=8)
     assert count("nope@window=8,nope") == (whole + short) / 2 and short < whole
+    assert count("nope@chunk=8") == short
 
 
 # Decoding.
@@ -289,11 +334,14 @@ def test_positions_of_ones_own_go_through_a_ring():
         jax.jit(lambda part: cache.extend(past, *part, **options, **mask))(part)
 
 
-@pytest.mark.parametrize("spec", ["fox@window=6@sinks=2,rope", "t5@window=5+rope,alibi@window=2"])
+@pytest.mark.parametrize(
+    "spec",
+    ["fox@window=6@sinks=2,rope", "t5@window=5+rope,alibi@window=2", "rope@chunk=6,nope@chunk=50"],
+)
 def test_a_model_generates_what_its_whole_rows_say(spec):
     built, prompt = model(spec), np.arange(2 * 40).reshape(2, 40) % 31
     caches = built.init_cache(2, 64)
-    sizes = [window + sinks if window else 64 for window, sinks in built.config.windows]
+    sizes = [x.span + x.sinks if x.span else 64 for x in built.config.windows]
     assert [past.capacity for past in caches] == sizes
     row = generate(built, prompt, 9, temperature=0)
     logits = built(row[:, :-1])

@@ -81,8 +81,8 @@ def besides(layers: Sequence[LayerEncoding]) -> str:
     """What else the scores need, and in how many layers."""
     counts: collections.Counter[str] = collections.Counter()
     for layer in layers:
-        numbers = {"chunk": layer.chunk, "scale": layer.scale}
-        numbers |= {"logit_cap": layer.logit_cap, "prefix": layer.prefix or None}
+        numbers = {"scale": layer.scale, "logit_cap": layer.logit_cap}
+        numbers |= {"prefix": layer.prefix or None}
         numbers |= {"first_row": layer.first_row or None}
         counts.update(f"{name} {x:.6g}" for name, x in numbers.items() if x is not None)
         counts.update(["rotary_last"] * layer.rotary_last)

@@ -45,10 +45,11 @@ heads of 64. *Beyond training*: at positions or distances not seen in training, 
 
 COMBINE = """\
 Schemes combine: `t5+rope` is a sum, `rope*3,nope` a pattern over layers, `rope(base=5e5)` sets a
-field. Gemma 3's two bases are `rope(base=1e4)*5,rope(base=1e6)`, Llama 4's layers
-`rope(layout='interleaved')*3,temperature`. `rope@window=512*3,nope` gives three layers of four a
-window. For longer contexts RoPE takes a [scaling](#scalings-of-rope): `rope(scaling=yarn(factor=4,
-original_length=2048))`; `rope_scaling.from_hf` reads the settings of a Hugging Face config.
+field. Gemma 3's two bases are `rope(base=1e4)*5,rope(base=1e6)`. `rope@window=512*3,nope` gives
+three layers of four a window, `@chunk=512` chunks that see no other: Llama 4's layers are
+`rope(layout='interleaved')@chunk=8192*3,temperature`. For longer contexts RoPE takes a
+[scaling](#scalings-of-rope): `rope(scaling=yarn(factor=4, original_length=2048))`;
+`rope_scaling.from_hf` reads the settings of a Hugging Face config.
 
 Each section has the equation, pictures of what the scheme adds to the scores, traps (where the
 paper, its released code and this one differ), what it is tested against, and the import line.

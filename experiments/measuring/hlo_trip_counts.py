@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings.base import Encoding, abstract_terms
+from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Tokens, sums_rows
+from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
@@ -37,9 +38,8 @@ def tiles(
 
     Tiles that a decaying bias skips depend on the data: they are counted.
     """
-    layers = zip(model.pattern, model.windows, strict=True)
-    tiled = [x for x in layers if not sums_rows(abstract_terms(x[0], model.dims))]
-    layer_tiles = [_of_layer(*layer, model, batch, length, layout, devices) for layer in tiled]
+    tiled = [x for x in model.windows if not sums_rows(abstract_terms(x, model.dims))]
+    layer_tiles = [_of_layer(layer, model, batch, length, layout, devices) for layer in tiled]
     if not layer_tiles:
         return Tiles()
     from_last = itertools.zip_longest(*(layer.turns[::-1] for layer in layer_tiles))
@@ -48,8 +48,7 @@ def tiles(
 
 
 def _of_layer(
-    encoding: Encoding,
-    window: tuple[int | None, int],
+    layer: Windowed,
     model: ModelConfig,
     batch: int,
     length: int,
@@ -62,7 +61,8 @@ def _of_layer(
     the pairs of runs that meet in a hop.
     """
     dims = model.dims
-    spec = AttentionSpec(dims, model.causal, *window, aligned=True, contiguous=True)
+    sizes = layer.span, layer.sinks
+    spec = AttentionSpec(dims, model.causal, *sizes, aligned=True, contiguous=True)
     on_ring = isinstance(layout, BlockPermuted)
     split = ring.partition(layout) if on_ring else ring.Partition(1, 1, 1, 1)
     run = length // split.runs_per_row
@@ -70,7 +70,7 @@ def _of_layer(
     keys = dims.kv_heads // split.heads, run
     plan = make_plan(
         spec,
-        abstract_terms(encoding, dims),
+        abstract_terms(layer, dims),
         queries,
         keys,
         devices=1 if on_ring else devices,

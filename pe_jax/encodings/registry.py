@@ -10,7 +10,7 @@ from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.validation import ConfigError, require, shown
 
-SETTINGS = ("window", "sinks")  # of a layer
+SETTINGS = ("window", "sinks", "chunk")  # of a layer
 ENCODINGS: dict[str, type[Encoding]] = {
     name: kind for name, kind in vars(schemes).items() if isinstance(kind, type)
 }
@@ -35,7 +35,8 @@ def parse(spec: str) -> tuple[Encoding, ...]:
     """Reads `rope(base=5e5)`, a sum `t5+rope`, or a pattern over layers `rope*3,nope`.
 
     A layer may have its own sliding window and sinks: `rope@window=512@sinks=4*3,nope`; it is then
-    `Windowed`. `@window=0` means no window, even if the model has one.
+    `Windowed`. `@window=0` means no window, even if the model has one; `@chunk=512` gives it chunks
+    in place of a window.
 
     A scaling of RoPE is written the same way: `rope(scaling=yarn(factor=4, original_length=2048))`;
     the names are those of `rope_scaling.SCALINGS`.
@@ -66,9 +67,10 @@ def _layer(layer: specs.Layer, spec: str) -> Encoding:
     encoding = summands[0] if len(summands) == 1 else Sum(summands)
     if not layer.settings:
         return encoding
-    window, sinks = (layer.settings.get(name, 0) for name in SETTINGS)
+    window, sinks, chunk = (layer.settings.get(name, 0) for name in SETTINGS)
     require(window > 0 or not sinks, "@sinks", sinks, "write @window=… too, for the same layer")
-    return Windowed(encoding, window or None, sinks)
+    require(not (window and chunk), "@chunk", chunk, "write that or @window=…, not both")
+    return Windowed(encoding, window or None, sinks, chunk or None)
 
 
 def _value(value: Any, spec: str) -> Any:
@@ -92,6 +94,8 @@ def format_encoding(encoding: Encoding) -> str:
     if isinstance(encoding, Windowed):
         spec = format_encoding(encoding.encoding)
         spec = f"({spec})" if isinstance(encoding.encoding, Sum) else spec
+        if encoding.chunk is not None:
+            return f"{spec}@chunk={encoding.chunk}"
         sinks = f"@sinks={encoding.sinks}" if encoding.sinks else ""
         return f"{spec}@window={encoding.window or 0}{sinks}"
     if isinstance(encoding, Sum):

@@ -3,9 +3,10 @@
     q ← q · (1 + a·ln(1 + floor((position + 1)/f)))
 
 A softmax over many keys flattens; queries at large positions are sharpened. Llama 4 has three
-layers with RoPE to one without: `rope(layout='interleaved')*3,temperature`. SmolLM3 leaves RoPE out
-of every fourth layer too, without a temperature: `rope*3,nope`. Ministral 3 counts from `offset` 0
-and has RoPE in the same layer: `rope+temperature(floor_scale=16384, offset=0)`.
+layers with RoPE, which see chunks of the text, to one without that sees all of it:
+`rope(layout='interleaved')@chunk=8192*3,temperature`. SmolLM3 leaves RoPE out of every fourth layer
+too, without a temperature: `rope*3,nope`. Ministral 3 counts from `offset` 0 and has RoPE in the
+same layer: `rope+temperature(floor_scale=16384, offset=0)`.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
-"""A sliding window for one layer, as `rope@window=512*3,nope` in a config.
+"""A sliding window or chunks for one layer, as `rope@window=512*3,nope` in a config.
 
 Gemma 3, Cohere 2 and gpt-oss have windows on most layers and none on the others; RoPE only on the
 layers with a window is RNoPE-SWA (Yang et al., "RoPE to NoPE and back again", arXiv 2501.18795) and
-SWAN (Puvvada et al., arXiv 2504.08719).
+SWAN (Puvvada et al., arXiv 2504.08719). Llama 4 has chunks there: `rope@chunk=8192*3,nope`.
 """
 
 import dataclasses
@@ -13,23 +13,35 @@ from pe_jax.validation import is_int, require
 
 @dataclasses.dataclass(frozen=True)
 class Windowed(Encoding):
-    """An encoding and the window of its layer; parameters and terms are those of the encoding.
+    """An encoding and what its layer sees; parameters and terms are those of the encoding.
 
     Attributes:
       encoding: the encoding of the layer.
       window: how many tokens back are visible, query included; None: all, whatever the model has.
       sinks: how many first tokens of each document stay visible beyond the window, at their
         positions in the text.
+      chunk: tokens in a chunk, in place of a window: a token sees those of its own chunk up to
+        itself (`masks.chunks`), counted in each document; None: no chunks.
     """
 
     encoding: Encoding = Encoding()
     window: int | None = None
     sinks: int = 0
+    chunk: int | None = None
 
     def __post_init__(self):
         if not isinstance(self.encoding, Encoding) or isinstance(self.encoding, Windowed):
             raise TypeError(f"encoding={self.encoding!r}: pass an encoding without a window")
         require_window(self.window, self.sinks)
+        chunk, fix = self.chunk, "pass an integer of at least 1"
+        require(chunk is None or is_int(chunk, 1), "chunk", chunk, fix)
+        alone = chunk is None or self.window is None
+        require(alone, "chunk", chunk, f"a layer has that or window={self.window}; leave one out")
+
+    @property
+    def span(self) -> int | None:
+        """How many tokens back may be visible, query included: of the window, or of a chunk."""
+        return self.window if self.chunk is None else self.chunk
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -73,5 +85,5 @@ def require_window(window: int | None, sinks: int) -> None:
 
 
 def without_window(encoding: Encoding) -> Encoding:
-    """The encoding without its window."""
+    """The encoding without its window or chunks."""
     return encoding.encoding if isinstance(encoding, Windowed) else encoding

@@ -134,7 +134,8 @@ def attention(
     (*batch, queries, heads, _), keys = q.shape, k.shape[-3]
 
     # The scheme and the sizes.
-    encoding, window, sinks = checks.window(encoding_checks.encoding(encoding), window, sinks)
+    encoding = encoding_checks.encoding(encoding)
+    encoding, window, sinks, chunk = checks.window(encoding, window, sinks)
     dims = checks.dims(dims, q, k, x, heads_axis)
     encoding.check(dims)
     name, claims = encoding_checks.title(encoding), encoding.claims
@@ -155,7 +156,7 @@ def attention(
 
     # What is added, the softmax, and how it runs.
     params = encoding_checks.params(encoding, params, dims)
-    terms = checks.terms(terms, dims, claims.axes) + checks.mask_terms(mask, q, keys)
+    terms = checks.terms(terms, dims, claims.axes) + checks.mask_terms(mask, chunk, q, keys)
     terms = encoding.terms(params, dims) + terms
     checks.layer_input(terms, name, x, q.shape[:-2], keys, dims)
     checks.value_width(terms, v, claims.axes)

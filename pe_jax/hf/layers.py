@@ -96,7 +96,7 @@ def parts(encoding: Encoding) -> tuple[Encoding, ...]:
 
 
 def pattern(layers: Sequence[LayerEncoding]) -> str:
-    """The encodings and windows of the layers as a config string: `rope@window=4096*3,nope`.
+    """The layers' encodings, windows and chunks as a config string: `rope@window=4096*3,nope`.
 
     It is the shortest pattern that gives all layers when repeated over the depth. Scales and the
     other fields of `LayerEncoding` are left out.
@@ -116,8 +116,8 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
     for index, layer in enumerate(layers):
         if layer.encoding is None:
             raise ValueError(f"layers: layer {index} has no attention and so no spec; leave it out")
-        windowed = layer.window is not None
-        encoding = Windowed(layer.encoding, layer.window) if windowed else layer.encoding
+        windowed = Windowed(layer.encoding, layer.window, chunk=layer.chunk)
+        encoding = layer.encoding if windowed.span is None else windowed
         specs.append((format_encoding(encoding), isinstance(encoding, Sum)))
     count = len(specs)
     lengths = (n for n in range(1, count + 1) if count % n == 0)

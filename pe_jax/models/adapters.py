@@ -31,6 +31,7 @@ from flax.linen.dtypes import promote_dtype
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
+from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines import checks, encoding_checks, reference
 from pe_jax.engines.api import attention
 from pe_jax.numerics.position_arrays import concrete
@@ -95,7 +96,10 @@ def attention_fn(
         `embedded`; one that reads the layer's input; a scheme of several axes without `positions`.
       TypeError: `encoding` is not a scheme, `params` not a Params.
     """
-    encoding, window, sinks = checks.window(encoding_checks.encoding(encoding), window, sinks)
+    windowed = encoding_checks.encoding(encoding)
+    encoding, window, sinks, _ = checks.window(windowed, window, sinks)
+    if not isinstance(windowed, Windowed):
+        windowed = Windowed(encoding, window, sinks)
     if not isinstance(params, Params | None):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     causal = checks.causal(encoding, causal, mask=True)
@@ -117,7 +121,7 @@ def attention_fn(
     tokens = segments, positions, q_positions
     bare = any(map(_is_array, jax.tree.leaves(params, is_leaf=_is_variable)))
     kind = LinenAttentionFn if bare else NNXAttentionFn
-    return kind(encoding, dims, causal, window, sinks, params, *tokens)
+    return kind(windowed, dims, causal, params, *tokens)
 
 
 class AttentionFn:
@@ -127,11 +131,8 @@ class AttentionFn:
     their parameters are the same arrays: a Linen module that holds one is compiled once.
     """
 
-    def __init__(
-        self, encoding, dims, causal, window, sinks, params, segments, positions, q_positions
-    ):
-        self.encoding, self.dims = encoding, dims
-        self.causal, self.window, self.sinks = causal, window, sinks
+    def __init__(self, encoding, dims, causal, params, segments, positions, q_positions):
+        self.encoding, self.dims, self.causal = encoding, dims, causal
         self.params = params
         self.segments, self.positions, self.q_positions = segments, positions, q_positions
 
@@ -142,7 +143,7 @@ class AttentionFn:
         return hash(self._key())
 
     def _settings(self) -> tuple[Any, ...]:
-        return self.encoding, self.dims, self.causal, self.window, self.sinks
+        return self.encoding, self.dims, self.causal
 
     def _token_arrays(self) -> tuple[Any, ...]:
         return self.segments, self.positions, self.q_positions
@@ -211,7 +212,7 @@ class AttentionFn:
         if mask is not None or bias is not None or module is not None or drop is not None:
             hidden = None if mask is None else checks.pair_array("mask", _booleans(mask), shape)
             if mask is not None and self.encoding.claims.one_sided and not tokens["causal"]:
-                _check_hides_later(self.encoding, mask, shape)
+                _check_hides_later(self.encoding.encoding, mask, shape)
             bias = None if bias is None else checks.pair_array("bias", bias, shape)
             engine = functools.partial(reference.attend, mask=hidden, bias=bias, change=change)
             engine.has_own_mask = mask is not None  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
@@ -222,8 +223,6 @@ class AttentionFn:
                 v,
                 encoding=self.encoding,
                 params=nnx.as_pure(self.params),
-                window=self.window,
-                sinks=self.sinks,
                 embedded=True,  # or `attention_fn` has refused
                 implementation=engine,
                 dims=self.dims,
@@ -243,7 +242,7 @@ class AttentionFn:
             k_pos = pos.contiguous(keys) if k_pos is None else k_pos
             fix = "the queries are other tokens than the keys: pass a mask"
             require(not causal, "causal", causal, fix)
-            require(self.window is None, "window", self.window, fix)
+            require(self.encoding.span is None, "window", self.encoding.span, fix)
             require(self.segments is None, "segments", "…", fix)
             return {"causal": False, "q_positions": q_pos, "k_positions": k_pos}
         if queries != 1 or mask is None:

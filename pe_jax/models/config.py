@@ -25,7 +25,7 @@ class ModelConfig:
     Attributes:
       encoding: one string: `rope(base=5e5)`, a sum `t5+rope`, a pattern over layers `rope*3,nope`,
         of which each may have a window: `rope@window=512*3,nope` (Gemma 3:
-        `rope(base=1e4)@window=1024*5,rope(base=1e6)`).
+        `rope(base=1e4)@window=1024*5,rope(base=1e6)`), or chunks: `rope@chunk=8192*3,nope`.
       vocab: number of token ids; 0 takes the tokenizer's.
       width: D, of the residual stream.
       layers: number of blocks, N, a multiple of the pattern's length.
@@ -78,15 +78,17 @@ class ModelConfig:
 
     @property
     def pattern(self) -> tuple[Encoding, ...]:
-        """The encodings of layers 0 … P - 1, repeated over the depth, without windows."""
+        """The encodings of layers 0 … P - 1, repeated over the depth, without windows or chunks."""
         return tuple(map(without_window, parse(self.encoding)))
 
     @property
-    def windows(self) -> tuple[tuple[int | None, int], ...]:
-        """The window, or None, and the sinks of layers 0 … P - 1."""
+    def windows(self) -> tuple[Windowed, ...]:
+        """The encodings of layers 0 … P - 1 with their windows or chunks, or the model's window."""
         default = Windowed(Encoding(), self.window or None, self.sinks)
-        layers = (x if isinstance(x, Windowed) else default for x in parse(self.encoding))
-        return tuple((layer.window, layer.sinks) for layer in layers)
+        return tuple(
+            x if isinstance(x, Windowed) else dataclasses.replace(default, encoding=x)
+            for x in parse(self.encoding)
+        )
 
     @property
     def limit(self) -> int | None:

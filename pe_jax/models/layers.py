@@ -3,6 +3,7 @@
 Parameters are float32, activations the config's `dtype`. B batch, T tokens, D width.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from flax import nnx
 
 from pe_jax.encodings import terms
 from pe_jax.encodings.base import Encoding, Params, abstract_terms
+from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS
@@ -21,7 +23,6 @@ from pe_jax.models.config import DTYPES, ModelConfig
 # by their names in a config
 ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
-Window = tuple[int | None, int]  # of a layer: how many tokens back are visible, and the sinks
 
 
 class Linear(nnx.Linear):
@@ -58,7 +59,7 @@ def norm(config: ModelConfig, width: int, rngs):
 class Attention(nnx.Module):
     """Self-attention: projections, the encoding of this layer, and an engine."""
 
-    def __init__(self, config: ModelConfig, encoding: Encoding, window: Window, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, encoding: Encoding, window: Windowed, rngs: nnx.Rngs):
         dims, width = config.dims, config.width
         self.config, self.encoding, self.dims = config, encoding, dims
         self.window = window
@@ -91,11 +92,9 @@ class Attention(nnx.Module):
             q = self.fold * q
         options: Any = dict(
             x=x,
-            encoding=self.encoding,
+            encoding=dataclasses.replace(self.window, encoding=self.encoding),
             params=Params(shared, nnx.as_pure(self.params)),
             dims=self.dims,
-            window=self.window[0],
-            sinks=self.window[1],
             embedded=True,  # by the model, before the first layer
             implementation=None if self.config.attention == "auto" else self.config.attention,
         )
@@ -135,7 +134,7 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """One layer: attention and MLP, each after a norm and added to the stream."""
 
-    def __init__(self, config: ModelConfig, encoding: Encoding, window: Window, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, encoding: Encoding, window: Windowed, rngs: nnx.Rngs):
         self.attention_norm = norm(config, config.width, rngs)
         self.attention = Attention(config, encoding, window, rngs)
         self.mlp_norm = norm(config, config.width, rngs)

@@ -7,6 +7,7 @@ activations `dtype`.
 B batch, T tokens, D width, V vocabulary, N layers, P length of the pattern.
 """
 
+import dataclasses
 from typing import Self
 
 import jax
@@ -263,9 +264,7 @@ class Transformer(Stack):
             layer_params = nnx.as_pure(self.blocks[slot].attention.params)
             layer_params = jax.tree.map(lambda a: a[layer // period], layer_params)
             params = Params(nnx.as_pure(self.shared[self.which[slot]]), layer_params)
-            encoding, dims = self.encodings[slot], self.config.dims
-            window, sinks = self.config.windows[slot]
-            options = {"window": window, "sinks": sinks}
-            return caches.empty(encoding, batch, capacity, dims, dtype, params, **options)
+            window = dataclasses.replace(self.config.windows[slot], encoding=self.encodings[slot])
+            return caches.empty(window, batch, capacity, self.config.dims, dtype, params)
 
         return [layer_cache(layer) for layer in range(self.config.layers)]

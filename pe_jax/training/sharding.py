@@ -134,14 +134,14 @@ def layout(model: ModelConfig, mesh: Mesh) -> Contiguous:
 
     Unsharded rows can use a fused kernel. In sharded rows, tokens have equal work if windows limit
     what they see in all layers, and each device then holds neighbouring tokens; in a layer without
-    a window the last tokens have the most work, and each device gets some of them.
+    a window or chunks the last tokens have the most work, and each device gets some of them.
     """
     axis = MESH_AXES["tokens"]
     if mesh.shape[axis] == 1:
         kernels = mesh.devices.flat[0].platform in KERNELS and model.attention == "auto"
         only_rows = mesh.devices.size > 1 and mesh.shape[MESH_AXES["heads"]] == 1
         return RowSharded(mesh, MESH_AXES["batch"]) if kernels and only_rows else CONTIGUOUS
-    balanced = model.causal and any(window is None for window, _ in model.windows)
+    balanced = model.causal and any(x.span is None for x in model.windows)
     return BlockPermuted(mesh, axis, MESH_AXES["batch"], MESH_AXES["heads"], balanced)
 
 

@@ -39,14 +39,15 @@ def flops_per_token(model: ModelConfig, shapes: Any, length: int) -> float:
       model: its layers, heads and windows.
       shapes: of its parameters; matrices of products are named `kernel`, and a tied embedding is
         the last of them.
-      length: T; with a window, the tokens that a query sees.
+      length: T; with a window or chunks, the tokens that a query sees.
     """
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
     named = {path_name(path): leaf.size for path, leaf in leaves}
     weights = sum(size for name, size in named.items() if name.endswith("/kernel"))
     weights += named["embed/embedding"] if model.tied else 0
-    dims, windows = model.dims, [window or length for window, _ in model.windows]
-    visible = sum(min(length, window) for window in windows) / len(windows)
+    dims, layers = model.dims, model.windows
+    seen = [min(length, layer.span or length) for layer in layers]
+    visible = sum(seen) / len(seen)
     return 6.0 * weights + 12.0 * model.layers * dims.heads * dims.head_dim * visible
 
 

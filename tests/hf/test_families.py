@@ -56,7 +56,7 @@ def test_llama_4_rotates_three_layers_in_chunks_and_tempers_the_fourth():
     rope, plain = layers[0], layers[3]
     assert rope.encoding.layout == "interleaved" and rope.encoding.scaling == Llama3(16.0, 1.0, 1.0)
     assert plain.encoding == pe_jax.make("temperature") and plain.chunk is None and not plain.also
-    assert hf.pattern(layers).endswith("*3,temperature") and len(layers) == 48
+    assert hf.pattern(layers).endswith("@chunk=8192*3,temperature") and len(layers) == 48
 
 
 def test_gpt_oss_has_sinks_and_yarn_between_channels():

@@ -87,7 +87,8 @@ def empty(
         or parameters that do not fit.
       TypeError: `encoding` is not an encoding, or `dims` not a `Dims`.
     """
-    encoding, window, sinks = checks.window(encoding_checks.encoding(encoding), window, sinks)
+    encoding = encoding_checks.encoding(encoding)
+    encoding, window, sinks, _ = checks.window(encoding, window, sinks)
     require_dims(dims)
     encoding.check(dims)
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
@@ -204,7 +205,8 @@ def extend(
         that adds to the input or one that needs a length, as `attention` refuses them. Under a
         trace a token beyond the length that was set gives NaN.
     """
-    encoding, window, sinks = checks.window(encoding_checks.encoding(encoding), window, sinks)
+    encoding = encoding_checks.encoding(encoding)
+    encoding, window, sinks, chunk = checks.window(encoding, window, sinks)
     require_dims(dims)
     checks.arrays(q, k, v, batch="B")
     _check_layout(cache, encoding, dims)
@@ -244,13 +246,13 @@ def extend(
     added += traced
     known = concrete(cache.length)
     tokens = q.shape[1] + (0 if known is None else int(known))  # all tokens, if that is known
-    added += checks.mask_terms(mask, q, tokens, all_keys=False)
+    added += checks.mask_terms(mask, chunk, q, tokens, all_keys=False)
     checks.layer_input(own_terms, name, x, q.shape[:2], q.shape[1], dims)
 
     states = _states(cache, own_terms, x, positions, indices)
     rotated = outside.rotate(own_terms, "q", q, positions, states)
     terms, no_states = own_terms + added, (None,) * len(added)
-    single = single and indices is None and mask is None
+    single = single and indices is None and mask is None and chunk is None
     single = single and not any(term.reads == "rows" for term in terms)
     missing = cache.tables is None and (single or cache.far is not None)
     tables: Any = one_token.tables(own_terms, cache.capacity) if missing else cache.tables
