@@ -16,7 +16,8 @@ Each stands for released models, at the sizes of this one (windows of a quarter 
 - `rope(base=5e5)`: Llama 3.
 - `rope*3,nope`: SmolLM3.
 - `rope@window=32*3,nope`: RNoPE-SWA (arXiv 2501.18795), Cohere 2.
-- `rope@window=32*3,nope+temperature`: Llama 4, whose local layers see chunks rather than windows.
+- `rope@window=32*3,nope+temperature`: Llama 4, whose local layers see chunks rather than windows
+  (`@chunk=32`, tried afterwards).
 - `rope@window=32*3,rope(base=1e6)`: Gemma 3, five such layers to one there.
 - `rope+sink@window=32,rope+sink`: gpt-oss.
 
