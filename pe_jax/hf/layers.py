@@ -116,8 +116,9 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
     for index, layer in enumerate(layers):
         if layer.encoding is None:
             raise ValueError(f"layers: layer {index} has no attention and so no spec; leave it out")
-        windowed = Windowed(layer.encoding, layer.window, chunk=layer.chunk)
-        encoding = layer.encoding if windowed.span is None else windowed
+        encoding = layer.encoding
+        if layer.window is not None or layer.chunk is not None:
+            encoding = Windowed(encoding, layer.window, chunk=layer.chunk)
         specs.append((format_encoding(encoding), isinstance(encoding, Sum)))
     count = len(specs)
     lengths = (n for n in range(1, count + 1) if count % n == 0)
