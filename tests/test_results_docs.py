@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.reporting import figures, series_figure
+from experiments.reporting import figures, series_figure, statistics
 from experiments.reporting.results import Scheme
 from tools import results_docs
 
@@ -56,6 +56,19 @@ def test_the_figure_of_a_series_has_the_differences_of_every_verdict(stem, parts
         rows = [row for row in results_docs.rows_of(path) if row["difference"]]
         wanted = {(r["encoding"], int(r["length"])): float(r["difference"]) for r in rows}
         assert found == pytest.approx(wanted, abs=1e-6)
+
+
+def test_the_slopes_of_the_page_are_those_of_the_figure():
+    found = series_figure.slopes(results_docs.series(FIGURES / "sizes.csv"))
+    page = (DOCS / "results" / "size.md").read_text("utf-8")
+    table = re.search(r"## Per doubling.*?\n\n(.*?)\n\n", page, re.DOTALL)
+    assert table is not None
+    rows = re.findall(r"^\| (\w+) \| (.*\]) \|$", table[1], re.MULTILINE)
+    assert {name for name, _ in rows} == {name for _, name in found}
+    for name, cells in rows:
+        slopes = [found[length, name] for length in (128, 1024)]
+        ends = [statistics.number(x, 3, True) for d in slopes for x in (d.mean, d.low, d.high)]
+        assert re.findall(r"[+\N{MINUS SIGN}]\d\.\d{3}", cells) == ends
 
 
 def test_the_answers_quote_the_results():
