@@ -7,6 +7,7 @@ import pytest
 
 from experiments.reporting import figures, series_figure, statistics
 from experiments.reporting.results import Scheme
+from pe_jax.training.config import PROTOCOLS
 from tools import results_docs
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -69,6 +70,25 @@ def test_the_slopes_of_the_page_are_those_of_the_figure():
         slopes = [found[length, name] for length in (128, 1024)]
         ends = [statistics.number(x, 3, True) for d in slopes for x in (d.mean, d.low, d.high)]
         assert re.findall(r"[+\N{MINUS SIGN}]\d\.\d{3}", cells) == ends
+
+
+def test_no_encoding_gains_from_text_beyond_its_trained_length():
+    """as docs/results.md says of all comparisons: under the sliding window, in the mean over seeds."""
+    gains = []
+    for path in FIGURES.glob("*.csv"):
+        rows = results_docs.rows_of(path)
+        if not rows or not {"protocol", "seed", "windows"} <= rows[0].keys():
+            continue  # not one of a comparison's losses
+        sliding: dict[str, dict[int, list[float]]] = {}
+        for row in rows:
+            if row["loss"] and row["protocol"] == PROTOCOLS[1]:
+                at = sliding.setdefault(row["encoding"], {})
+                at.setdefault(int(row["length"]), []).append(float(row["loss"]))
+        for by_length in sliding.values():
+            trained, *longer = (sum(x) / len(x) for _, x in sorted(by_length.items()))
+            gains.append(trained - min(longer, default=trained))
+    assert len(gains) > 100 and 0.0014 < max(gains) < 0.0015
+    assert "gains more than 0.0015" in (DOCS / "results.md").read_text("utf-8")
 
 
 def test_the_answers_quote_the_results():
