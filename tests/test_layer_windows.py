@@ -20,6 +20,7 @@ from pe_jax.models.transformer import Transformer
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
 from pe_jax.training.utilization import flops_per_token
+from pe_jax.validation import ConfigError
 from tests import util
 from tests.util import DIMS, B, E, H, K, T, assert_close
 
@@ -215,6 +216,16 @@ def test_operations_are_counted_layer_by_layer():
     whole, short = count("nope"), count("nope", window=8)
     assert count("nope@window=8,nope") == (whole + short) / 2 and short < whole
     assert count("nope@chunk=8") == short
+
+
+def test_chunks_that_a_ring_or_a_model_of_both_directions_would_not_keep_are_refused_early():
+    config = dataclasses.replace(SIZES, encoding="rope@chunk=8,nope")
+    mesh = sharding.make_mesh(MeshConfig(data=1, seq=2), jax.devices()[:2])
+    with pytest.raises(ConfigError, match=r"mesh.seq=2: a ring has no chunks \(@chunk=8\)"):
+        sharding.check_fits(config, 2, mesh, {"length": 32})
+    config.check()
+    with pytest.raises(ConfigError, match="model.causal=False: @chunk hides later"):
+        dataclasses.replace(config, causal=False).check()
 
 
 # Decoding.

@@ -129,5 +129,9 @@ class ModelConfig:
                 checks.causal(encoding, self.causal)
         except ValueError as error:
             raise ConfigError(f"model.encoding={self.encoding!r}: {error}") from error
+        chunks = any(layer.chunk is not None for layer in self.windows)
+        need(
+            self.causal or not chunks, "causal", "@chunk hides later tokens; pass True, or @window"
+        )
         multiple = f"must be a multiple of the pattern's length {len(pattern)}"
         need(self.layers % len(pattern) == 0, "layers", multiple)

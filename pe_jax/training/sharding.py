@@ -114,6 +114,9 @@ def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) 
     if row_schemes:
         name = type(row_schemes[0]).__name__
         raise ConfigError(f"{seq}: {name} needs whole rows of scores; use mesh.seq=1")
+    sizes = [layer.chunk for layer in model.windows if layer.chunk is not None]
+    if sizes:
+        raise ConfigError(f"{seq}: a ring has no chunks (@chunk={sizes[0]}); use mesh.seq=1")
     if model.attention == "dense":
         raise ConfigError(f"model.attention='dense': {seq} is attention in tiles; use 'auto'")
     if lengths is None:
