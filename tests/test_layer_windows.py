@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import pe_jax
+from experiments.measuring import flops, hlo_trip_counts
 from pe_jax.encodings.terms import DistanceTerm, sums_rows
 from pe_jax.engines.decoding import cache
 from pe_jax.engines.decoding.ring_buffer import RingBuffer
@@ -216,6 +217,20 @@ def test_operations_are_counted_layer_by_layer():
     whole, short = count("nope"), count("nope", window=8)
     assert count("nope@window=8,nope") == (whole + short) / 2 and short < whole
     assert count("nope@chunk=8") == short
+
+
+@pytest.mark.parametrize("spec", ["rope@{}=1500", "rope@{}=1500,rope"])
+def test_products_of_chunks_over_tiles_are_counted_as_those_of_a_window(spec):
+    """The same tiles are visited: of two layers of 2048 tokens, with a chunk beyond a tile."""
+
+    def count(setting):
+        config = dataclasses.replace(SIZES, encoding=spec.format(setting), layers=2)
+        graph, state = nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
+        forward = jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens))
+        traced = forward.trace(state, jax.ShapeDtypeStruct((2, 2048), jnp.int32))
+        return flops.count(traced.jaxpr, *hlo_trip_counts.tiles(config, 2, 2048)).total
+
+    assert count("chunk") == count("window")
 
 
 def test_chunks_that_a_ring_or_a_model_of_both_directions_would_not_keep_are_refused_early():
