@@ -63,11 +63,14 @@ class Placeholders(NamedTuple):
 def replacement(spec: str, rope: RoPE, placeholders: Placeholders, dims: Dims) -> Encoding:
     """The encoding instead of `rope`: fields that the spec leaves at their defaults are its.
 
+    It is `Windowed` where the spec has a window or chunks.
+
     Raises:
       ConfigError: the spec cannot be read, or adds anything but rotations.
     """
     spec = placeholders.fill(spec)
-    encoding, *more = parse(spec)
+    layer, *more = parse(spec)
+    encoding = without_window(layer)
     rotates = all(isinstance(term, Rotation) for term in abstract_terms(encoding, dims))
     if more or not rotates or adds_to_input(encoding, dims):
         fix = "pass nope or what rotates, as rope(…), dual_chunk(…) or rope+temperature"
@@ -80,7 +83,13 @@ def replacement(spec: str, rope: RoPE, placeholders: Placeholders, dims: Dims) -
         _with_fields_of(rope, part) if isinstance(part, RoPE) else part
         for part in parts_of(encoding)
     ]
-    return parts[0] if len(parts) == 1 else Sum(tuple(parts))
+    return _in_layer(layer, parts[0] if len(parts) == 1 else Sum(tuple(parts)))
+
+
+def _in_layer(layer: Encoding, new: Encoding) -> Encoding:
+    """The new encoding with the window or chunks of a layer, unless it has its own."""
+    own = isinstance(new, Windowed) or not isinstance(layer, Windowed)
+    return new if own else dataclasses.replace(layer, encoding=new)
 
 
 def _with_fields_of(rope: RoPE, part: RoPE) -> RoPE:
@@ -97,22 +106,24 @@ def parts_of(encoding: Encoding) -> tuple[Encoding, ...]:
 
 def drops_rope(pattern: str) -> bool:
     """Whether no layer has RoPE any more: DroPE (Gelberg et al., arXiv 2512.12167)."""
-    parts = [part for encoding in parse(pattern) for part in parts_of(encoding)]
+    parts = [part for layer in parse(pattern) for part in parts_of(without_window(layer))]
     return not any(isinstance(part, RoPE) for part in parts)
 
 
 def extended(
     spec: str, config: ExtendConfig, base: Config, searched: tuple[float, ...] | None = None
 ) -> str:
-    """The run's encodings, all layers, with the method instead of each RoPE."""
+    """The run's encodings, all layers, with the method instead of each RoPE.
+
+    A layer keeps its window or chunks, unless the method has its own.
+    """
 
     def extend(layer: Encoding) -> Encoding:
         rope = without_window(layer)
         if not isinstance(rope, RoPE):
             return layer
         values = Placeholders.of(rope, config, base, searched)
-        new = replacement(spec, rope, values, base.model.dims)
-        return dataclasses.replace(layer, encoding=new) if isinstance(layer, Windowed) else new
+        return _in_layer(layer, replacement(spec, rope, values, base.model.dims))
 
     return ",".join(format_encoding(extend(layer)) for layer in parse(base.model.encoding))
 
