@@ -100,6 +100,8 @@ def test_a_windowed_encoding_is_its_encoding_but_for_the_window():
     assert pe_jax.Windowed(scaled, 4).at_length(9) == pe_jax.Windowed(scaled.at_length(9), 4)
     with pytest.raises(TypeError, match="without a window"):
         pe_jax.Windowed(outer, 5)
+    with pytest.raises(TypeError, match="are of the whole layer"):
+        pe_jax.Sum((pe_jax.Windowed(ROPE, chunk=4), NOPE))
     with pytest.raises(ValueError, match="window=0: pass an integer of at least 1"):
         pe_jax.Windowed(inner, 0)
     with pytest.raises(ValueError, match="chunk=0: pass an integer of at least 1"):

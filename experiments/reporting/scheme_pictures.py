@@ -26,6 +26,7 @@ from experiments.reporting.results import Results, Scheme
 from pe_jax import Dims, Encoding, Params, Sum, ValueRotation, positions
 from pe_jax.encodings import terms
 from pe_jax.encodings.base import abstract_terms
+from pe_jax.encodings.windowed import without_window
 from pe_jax.engines import block, reference
 from pe_jax.validation import ConfigError
 
@@ -88,6 +89,7 @@ def _look(encoding: Encoding, dims: Dims, causal: bool, params: Params, x, place
     q = x[..., channels].reshape(*x.shape[:-1], dims.heads, dims.head_dim)
     k = q[..., :: dims.heads // dims.kv_heads, :]
     call = functools.partial(pe_jax.attention, q, k, k, x=x, causal=causal)
+    encoding = without_window(encoding)
     if not isinstance(encoding, Sum):
         encoding, params = Sum((encoding,)), Params((params.shared,), (params.layer,))
     encoding = _OfScores(encoding.parts)

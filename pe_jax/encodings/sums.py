@@ -6,6 +6,7 @@ import jax
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Encoding, Params, abstract_terms
+from pe_jax.encodings.windowed import Windowed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Sum(Encoding):
         for part in self.parts:
             if not isinstance(part, Encoding):
                 raise TypeError(f"Sum: {part!r} is not an encoding; pass what pe_jax.make gives")
+            if isinstance(part, Windowed):
+                fix = "a window or chunks are of the whole layer; pass Windowed(Sum(…), …)"
+                raise TypeError(f"Sum: {part!r}: {fix}")
         flat = [
             p for part in self.parts for p in (part.parts if isinstance(part, Sum) else (part,))
         ]
