@@ -73,7 +73,7 @@ def test_the_slopes_of_the_page_are_those_of_the_figure():
 
 
 def test_no_encoding_gains_from_text_beyond_its_trained_length():
-    """as docs/results.md says of all comparisons: under the sliding window, in the mean over seeds."""
+    """As docs/results.md says of all comparisons: means over seeds under the sliding window."""
     gains = []
     for path in FIGURES.glob("*.csv"):
         rows = results_docs.rows_of(path)
