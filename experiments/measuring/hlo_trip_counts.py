@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import masks
 from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Tokens, sums_rows
 from pe_jax.encodings.windowed import Windowed
@@ -63,7 +62,6 @@ def _of_layer(
     """
     dims = model.dims
     sizes = layer.span, layer.sinks
-    chunks = () if layer.chunk is None else (masks.chunks(layer.chunk),)
     spec = AttentionSpec(dims, model.causal, *sizes, aligned=True, contiguous=True)
     on_ring = isinstance(layout, BlockPermuted)
     split = ring.partition(layout) if on_ring else ring.Partition(1, 1, 1, 1)
@@ -72,7 +70,7 @@ def _of_layer(
     keys = dims.kv_heads // split.heads, run
     plan = make_plan(
         spec,
-        abstract_terms(layer, dims) + chunks,
+        abstract_terms(layer, dims) + layer.chunks,
         queries,
         keys,
         devices=1 if on_ring else devices,

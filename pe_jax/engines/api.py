@@ -135,7 +135,7 @@ def attention(
 
     # The scheme and the sizes.
     encoding = encoding_checks.encoding(encoding)
-    encoding, window, sinks, chunk = checks.window(encoding, window, sinks)
+    encoding, window, sinks, chunks = checks.window(encoding, window, sinks)
     dims = checks.dims(dims, q, k, x, heads_axis)
     encoding.check(dims)
     name, claims = encoding_checks.title(encoding), encoding.claims
@@ -156,8 +156,8 @@ def attention(
 
     # What is added, the softmax, and how it runs.
     params = encoding_checks.params(encoding, params, dims)
-    terms = checks.terms(terms, dims, claims.axes) + checks.mask_terms(mask, chunk, q, keys)
-    terms = encoding.terms(params, dims) + terms
+    terms = checks.terms(terms, dims, claims.axes) + checks.mask_terms(mask, q, keys)
+    terms = encoding.terms(params, dims) + terms + chunks
     checks.layer_input(terms, name, x, q.shape[:-2], keys, dims)
     checks.value_width(terms, v, claims.axes)
     traced, scale, logit_cap = checks.scale_and_cap(terms, scale, logit_cap)

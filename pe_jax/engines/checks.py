@@ -18,7 +18,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import masks
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, require_dims
@@ -324,30 +323,24 @@ def causal(encoding: Encoding, causal: bool | None, mask: Any = None) -> bool:
 @python_ints
 def window(
     encoding: Encoding, window: int | None, sinks: int
-) -> tuple[Encoding, int | None, int, int | None]:
-    """The encoding alone; window and sinks of the call or of the encoding; the encoding's chunk.
-
-    Chunks are a mask within a window of their size, by which engines skip and a cache is short.
-    """
+) -> tuple[Encoding, int | None, int, tuple[kinds.Mask, ...]]:
+    """The encoding alone; window and sinks of the call or of the encoding; its mask of chunks."""
     if isinstance(encoding, Windowed):
         its_own = encoding.window or 0 if encoding.chunk is None else f"chunk={encoding.chunk}"
         fix = f"the encoding has its own, {its_own}; leave one of them out"
         require(window is None and not sinks, "window", window, fix)
-        return encoding.encoding, encoding.span, encoding.sinks, encoding.chunk
+        return encoding.encoding, encoding.span, encoding.sinks, encoding.chunks
     require_window(window, sinks)
-    return encoding, window, sinks, None
+    return encoding, window, sinks, ()
 
 
-def mask_terms(
-    mask: Any, chunk: int | None, q: jax.Array, keys: int, all_keys: bool = True
-) -> tuple[kinds.Mask, ...]:
-    """A `Mask` and chunks as terms of the call; nothing for an array (see `implementation`).
+def mask_terms(mask: Any, q: jax.Array, keys: int, all_keys: bool = True) -> tuple[kinds.Mask, ...]:
+    """A `Mask` as a term of the call; nothing for an array (see `implementation`).
 
     `all_keys`: whether no keys follow these, so that a longer mask belongs to another call.
     """
-    chunks = () if chunk is None else (masks.chunks(chunk),)
     if not isinstance(mask, kinds.Mask):
-        return chunks
+        return ()
     batch = math.prod(q.shape[:-3])
     for leaf in jax.tree.leaves(mask.arrays):
         fix = f"its arrays have {len(leaf)} rows, q has {batch}; pass {batch} rows, or one"
@@ -355,7 +348,7 @@ def mask_terms(
     fix = f"k has {keys} tokens; pass a mask of {keys}"
     length = keys if mask.length is None else mask.length
     require(length == keys or (length > keys and not all_keys), "mask.length", length, fix)
-    return (mask, *chunks)
+    return (mask,)
 
 
 def pair_array(name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:

@@ -206,7 +206,7 @@ def extend(
         trace a token beyond the length that was set gives NaN.
     """
     encoding = encoding_checks.encoding(encoding)
-    encoding, window, sinks, chunk = checks.window(encoding, window, sinks)
+    encoding, window, sinks, chunks = checks.window(encoding, window, sinks)
     require_dims(dims)
     checks.arrays(q, k, v, batch="B")
     _check_layout(cache, encoding, dims)
@@ -246,13 +246,13 @@ def extend(
     added += traced
     known = concrete(cache.length)
     tokens = q.shape[1] + (0 if known is None else int(known))  # all tokens, if that is known
-    added += checks.mask_terms(mask, chunk, q, tokens, all_keys=False)
+    added += checks.mask_terms(mask, q, tokens, all_keys=False) + chunks
     checks.layer_input(own_terms, name, x, q.shape[:2], q.shape[1], dims)
 
     states = _states(cache, own_terms, x, positions, indices)
     rotated = outside.rotate(own_terms, "q", q, positions, states)
     terms, no_states = own_terms + added, (None,) * len(added)
-    single = single and indices is None and mask is None and chunk is None
+    single = single and indices is None and mask is None and not chunks
     single = single and not any(term.reads == "rows" for term in terms)
     missing = cache.tables is None and (single or cache.far is not None)
     tables: Any = one_token.tables(own_terms, cache.capacity) if missing else cache.tables
