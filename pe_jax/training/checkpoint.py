@@ -12,6 +12,7 @@ import math
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,8 +73,7 @@ class Checkpoints:
 
         Raises:
           OSError: it cannot be written; the message gives its size. Earlier checkpoints stay, this
-            one is removed. Writes of tensorstore may outlive the error: what they leave is not a
-            checkpoint, and goes when the folder is next opened for writing.
+            one is removed.
         """
         import grain
 
@@ -103,8 +103,10 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # orbax and tensorstore each raise their own
-            for path in (self.path(step), *self.folder.glob(f"{step}{TEMPORARY}*")):
-                remove(path)
+            for _ in range(5):  # writes of tensorstore outlive the error, and make a folder again
+                for path in (self.path(step), *self.folder.glob(f"{step}{TEMPORARY}*")):
+                    remove(path)
+                time.sleep(0.1)
             free = f"{self._free():,}" if self._free() != math.inf else "any number of"
             reason = str(error).strip().partition("\n")[0]
             reason = reason if len(reason) <= 160 else f"{reason[:60]} … {reason[-90:]}"
