@@ -27,6 +27,9 @@ OTHERS = ("deberta+rope", "grape_ap", "path", "stick_breaking", "dape", "sandwic
 OTHERS += ("inkling(extent=6", "sink(from_input")
 KINDS = util.first_of_kinds(CAUSAL) | {c for c in CAUSAL if c.name.startswith(OTHERS)}
 of_each_kind = each(CAUSAL, quick=KINDS)
+# What is done to arrays of a cache, whatever they mean: a scheme for each form of them.
+FORMS = ("nope", "t5(num_buckets=6", "deberta(buckets=None", "fox", "selective_rope")
+of_each_form = each(CAUSAL, quick={c for c in CAUSAL if c.name.startswith(FORMS)})
 
 
 def padded(side: str) -> tuple[list, np.ndarray, list]:
@@ -149,7 +152,7 @@ def test_segments_and_a_window_that_forgets():
         extend(case, past(case), util.inputs(3), segments=np.zeros((B, 4), int))
 
 
-@of_each_kind
+@of_each_form
 def test_drafts_that_are_taken_back_leave_nothing(case):
     qkv, step = util.inputs(16), extender(case)
     other = [x[:, ::-1] for x in qkv]
@@ -185,7 +188,7 @@ def test_what_cannot_be_taken_back():
         cache.truncate(None, 3)  # pyright: ignore[reportArgumentType]
 
 
-@of_each_kind
+@of_each_form
 def test_beams_take_rows(case):
     """Also more rows than there were, though as many heads as rows; tables are not of rows."""
     qkv, rows, step = util.inputs(9), np.asarray([1, 0, 1, 1]), extender(case)

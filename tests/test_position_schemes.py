@@ -102,12 +102,6 @@ def test_positions_are_drawn_anew_at_every_step_and_for_every_seed():
     assert len({a, b, c}) == 3 and again == a
 
 
-def test_eight_devices_draw_what_one_does():
-    _, got = steps(trainer("rope", 8, "randomized(maximum=40)"), 3)
-    _, want = steps(trainer("rope", 1, "randomized(maximum=40)"), 3)
-    np.testing.assert_allclose(got, want, rtol=1e-5)
-
-
 def test_nope_looks_at_no_position_and_keeps_the_fast_path():
     for spec in ("cape", "bilevel", "randomized(maximum=40)"):
         scheme = position_schemes.choose(spec, tiny.config("nope").pattern)

@@ -17,7 +17,7 @@ from tests.test_ring import IDS, T5, case_of, check, mesh
 from tests.util import B, H, T
 
 
-@pytest.mark.parametrize("spec", ["rope", T5, "shaw(clip=3)", "tupe(length=40)", "fox", "dape"])
+@pytest.mark.parametrize("spec", [f"{T5}+rope", "fox", "dape"])
 def test_devices_that_share_rows_are_one_forward_and_backward(spec):
     """Gradients of tables add up over the devices."""
     engine = None if spec == "dape" else "tiled"

@@ -33,8 +33,8 @@ def outcome(spec: str, engine, length: int, *, size: float = 1.0, **options):
     return util.jit(run)(params, x, *qkv)
 
 
-SIZES = [(SPECS[0], 1, SMALL), (SPECS[1], 16, UNEVEN), (SPECS[2], 1, SMALL)]
-SIZES += [(spec, 100, UNEVEN) for spec in SPECS]
+SIZES = [(SPECS[1], 16, UNEVEN), (SPECS[2], 1, SMALL)]
+SIZES += [(spec, 100, UNEVEN) for spec in SPECS if "(attend" not in spec]
 
 
 @pytest.mark.parametrize("spec, length, engine", SIZES)

@@ -228,11 +228,6 @@ def test_stages_of_packed_documents():
     assert_dense("t5(max_distance=40)+shaw(clip=16)", SMALL, 120, q_segments=ids)
 
 
-@pytest.mark.parametrize("spec, causal", [("kerple", True), ("kerple(kind='power')+alibi", False)])
-def test_a_formula_of_all_distances_is_the_dense_matrix(spec, causal):
-    assert_dense(spec, SMALL, causal=causal)
-
-
 def of_distances(table, distance):
     """A bias that differs at every distance."""
     return table[:, jnp.abs(distance)]
@@ -308,14 +303,12 @@ def distance_bias(gain, distance):
     return gain.reshape(-1, *(1,) * distance.ndim) * jnp.sin(distance.astype(jnp.float32))
 
 
-@pytest.mark.parametrize("spec", ["t5(max_distance=40)+shaw(clip=16)", BOTH])
-def test_sinks_take_the_same_share_in_tiles(spec):
+def test_sinks_take_the_same_share_in_tiles():
     """Their gradient comes through the logarithm of each row's sum."""
     terms = (kinds.Sink(jnp.asarray(noise(HEADS, seed=5))),)
-    options = {"causal": spec != BOTH}
-    got, want = (outcome(spec, e, 60, terms=terms, **options) for e in (SMALL, "dense"))
+    got, want = (outcome(BOTH, e, 60, terms=terms, causal=False) for e in (SMALL, "dense"))
     assert_close(got, want, 2e-5)
-    assert np.abs(got[0] - outcome(spec, "dense", 60, **options)[0]).max() > 0.01
+    assert np.abs(got[0] - outcome(BOTH, "dense", 60, causal=False)[0]).max() > 0.01
 
 
 def test_groups_that_do_not_divide_the_heads_are_refused():
@@ -341,11 +334,7 @@ def test_tiles_need_not_be_squares(sizes, options):
 
 def test_a_product_of_tokens_in_tiles():
     options = {"x": noise(2, 40, HEADS * WIDTH), "q_positions": np.arange(39, -1, -1)}
-    assert_dense("fox+tupe(length=40)+shaw(clip=3)", SMALL, 40, **options)
-
-
-def test_a_product_of_tokens_beside_a_bias_of_pairs():
-    assert_dense("tupe(length=40)+fire", SMALL, 40)
+    assert_dense("fox+tupe(length=40)+shaw(clip=3)+fire", SMALL, 40, **options)
 
 
 def test_states_enter_tiles_of_every_kind():

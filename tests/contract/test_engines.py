@@ -35,7 +35,7 @@ def test_dense_equals_tiled_at_any_positions_and_segments(case, data):
     assert_close(*pair, 2e-5)  # of all pairs at one distance, the worst that was found is 1.3e-5
 
 
-@each(ONE_AXIS)
+@each(ONE_AXIS, quick=OF_KINDS)
 @given(st.lists(st.integers(1, 4), min_size=B * T, max_size=B * T), st.integers(0, 3))
 def test_dense_equals_tiled_where_positions_are_contiguous(case, steps, padding):
     ids = np.cumsum(np.asarray(steps).reshape(B, T) == 1, axis=1, dtype=np.int32)

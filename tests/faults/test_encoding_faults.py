@@ -245,7 +245,7 @@ SIZED = {  # in integers that overflow one byte where they are doubled
 }
 
 
-@pytest.mark.parametrize("integer", [np.int8, np.uint8, np.int32, np.uint64])
+@pytest.mark.parametrize("integer", [np.int8, np.uint64])
 @pytest.mark.parametrize("name", SIZED)
 def test_integers_of_numpy_are_integers_to_every_function(name, integer):
     want, got = (np.asarray(SIZED[name](kind)) for kind in (int, integer))

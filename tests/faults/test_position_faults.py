@@ -110,7 +110,7 @@ def test_float_positions_are_refused_by_schemes_that_index(name):
     )
 
 
-@pytest.mark.parametrize("name", util.KINDS.split())
+@pytest.mark.parametrize("name", ["rope", "t5", "fox"])
 def test_small_integer_positions_are_widened_before_they_are_subtracted(name):
     encoding, places = pe_jax.make(name), PLACES * 12
     want = attend(encoding, q_positions=places)
