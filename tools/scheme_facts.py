@@ -6,6 +6,7 @@ Nothing is listed by hand. Engines are tried on an abstract call; tests and orac
 
 import ast
 import functools
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -245,20 +246,18 @@ def oracles() -> dict[str, list[tuple[str, str]]]:
     For each case the first name that its function takes from a library; a case without one compares
     with PyTorch's indexing.
     """
-    folder = ROOT / "tests" / "oracles" / "live"
-    files = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))]
-    body = [node for text in files for node in ast.parse(text).body]
+    files = sorted((ROOT / "tests" / "oracles" / "live").glob("*.py"))
+    body = [node for x in files for node in ast.parse(x.read_text(encoding="utf-8")).body]
     imports = [(n, n.module or "") for n in body if isinstance(n, ast.ImportFrom)]
     sources = {a.asname or a.name: m for n, m in imports for a in n.names if m[:6] != "tests."}
     functions = {f.name: f for f in body if isinstance(f, ast.FunctionDef)}
-    cases: Any = next(
-        n.value
-        for n in body
-        if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "ORACLES"
-    )
+    ours = (ROOT / "tests" / "oracles" / "replay" / "__init__.py").read_text(encoding="utf-8")
+    assigned = (n for n in ast.parse(ours).body if isinstance(n, ast.Assign))
+    (cases,) = (n.value for n in assigned if ast.unparse(n.targets[0]) == "OURS")
     by_scheme: dict[str, list[tuple[str, str]]] = {name: [] for name in ENCODINGS}
-    for key, value in zip(cases.keys, cases.values, strict=True):
-        used = _names(functions[value.id], sources) or [("torch", "indexing")]
-        compared = by_scheme[case_of(key.value)]
+    for case in re.findall(r"'(\w+)':", ast.unparse(cases)):
+        function = functions.get(case, functions["rope_scaled"])  # scalings of RoPE share one
+        used = _names(function, sources) or [("torch", "indexing")]
+        compared = by_scheme[case_of(case)]
         compared += [used[0]] if used[0] not in compared else []
     return by_scheme
