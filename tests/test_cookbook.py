@@ -14,8 +14,9 @@ from pe_jax.encodings.windowed import without_window
 from pe_jax.hf import weights
 from tests.faults.encoding_calls import refused
 from tools import cookbook
-from tools.cookbook_rows import CHECKS, ROWS, Row
+from tools.cookbook_rows import CHECKS, ROWS, TEXT, Row, page_rows, table_rows
 
+ROOT = cookbook.PAGE.parents[1]
 XLNET = {"model_type": "xlnet", "d_model": 8, "n_head": 2, "n_layer": 12}
 T5 = {"model_type": "t5", "d_model": 8, "num_heads": 2, "num_layers": 1, "d_kv": 4}
 
@@ -38,7 +39,7 @@ def test_tables_that_begin_later_say_at_which_row():
 
 def test_the_readme_counts_its_models():
     read = sum(bool(row.model_type) for row in ROWS)
-    readme = (cookbook.ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"the trap of {read} released models" in readme
 
 
@@ -46,7 +47,40 @@ def test_it_has_forty_families_and_each_live_test_that_it_names():
     assert len({row.model_type for row in ROWS}) >= 40
     assert len({row.name for row in ROWS}) == len(ROWS)
     for path, test in CHECKS.values():
-        assert not path or f"\ndef {test}(" in (cookbook.ROOT / path).read_text()
+        assert f"\ndef {test}(" in (ROOT / path).read_text()
+
+
+def test_each_check_that_a_row_names_is_explained_once_and_has_a_link():
+    explained = re.findall(r"^  - (\w+): ", TEXT, re.MULTILINE)
+    used = {row.check for row in ROWS if row.check} | {"logits"}
+    assert sorted(explained) == sorted(CHECKS) == sorted(used)
+
+
+def test_a_new_row_needs_three_cells():
+    head = "| model | config string | the trap | checked |\n| --- | --- | --- | --- |\n"
+    (row,) = table_rows(head + "| **Any**<br>`llama` | its trap | [scores], [logits] |")
+    assert row == Row("Any", "llama", "its trap", "scores", logits=True)
+
+
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        ("| **Llama 2**<br>`llama` |", "**Llama 2**<br>`llama` |", ("Llama 2", "all 6 cells")),
+        ("| **Llama 2**<br>`llama` | `rope` |", "| **Llama 2**<br>`llama` |", ("all 6 cells",)),
+        ("**Llama 2**<br>`llama`", "**Llama 2**<br>llama", ("Llama 2", "**name**<br>`type`")),
+        ("**Llama 2**<br>`llama`", "**Llama 2**<br>`lama`", ("Llama 2", "'lama'", "not read")),
+        ("40 % of E, rounded down: 32 of 80 channels", "–", ("Phi-2", "trap is missing")),
+        ("80 channels | [scores]", "80 channels | [score]", ("Phi-2", "'score'", "not linked")),
+        ("80 channels | [scores]", "80 channels | scores", ("Phi-2", "should be 'config alone'")),
+        ("80 channels | [scores]", "80 channels | [scores], [rows]", ("Phi-2", "be '[scores]'")),
+        ("| **Phi-2**", "\n| **Phi-2**", ("'Phi-2'", "in no table")),
+        ("**Phi-2**", "**Phi 2**", ("'Phi-2'", "in no table")),
+        ("| model | config string | the", "| name | config string | the", ("'ModernBERT'",)),
+    ],
+)
+def test_a_malformed_row_is_an_error_that_names_it(old, new, words):
+    assert TEXT.count(old) == 1
+    refused(lambda: page_rows(TEXT.replace(old, new)), *words)
 
 
 def test_its_config_strings_are_parsed_to_what_the_config_says():

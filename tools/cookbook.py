@@ -1,56 +1,21 @@
 """docs/cookbook.md: released models, their config strings, where their weights go, and traps.
 
-`python -m tools.cookbook` writes it from `cookbook_rows`, and from what `pe_jax.hf` reads.
+`python -m tools.cookbook` computes three columns of the page's rows from what `pe_jax.hf` reads,
+and its last two sections. The rest is written there by hand; a new row needs three cells, as in
+`| **Llama 2**<br>`llama` | the trap | [scores] |`, and its config, if it is not the default, in
+`tools.cookbook_rows`.
 """
 
 import collections
 import inspect
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from pe_jax.hf import FAMILIES, LayerEncoding, encodings, pattern, weights
 from pe_jax.hf.families import HUB, NEAREST, READ_IN_CODE
-from tools.cookbook_rows import CHECKS, GROUPS, LOGITS, ROWS, Row
+from tools.cookbook_rows import PAGE, TABLE, TEXT, Row, table_rows
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "cookbook.md"
 HEAD = ("model", "config string", "besides", "position weights", "the trap", "checked")
-INTRO = """\
-# Cookbook: released models
-
-*Written by `python -m tools.cookbook` from what `pe_jax.hf` reads; the live tests (`make oracles`)
-build each model with transformers and ask again.*
-
-```python
-layers = pe_jax.hf.encodings(config)                # of transformers 4 or 5, or a config.json
-params = pe_jax.hf.params(config, state, layer=3)   # position weights of a state dict
-out = pe_jax.attention(q, k, v, encoding=layers[3].encoding, params=params)
-```
-
-- **config string**: encodings and windows, layer by layer, for `pe_jax.parse`; of two stacks, the
-  encoder's first. **besides**: what else the scores need, by the names of
-  `pe_jax.hf.LayerEncoding`.
-- **position weights**: names in a state dict → entry of `Params`, and what `pe_jax.hf.params` does
-  to them; `*` is the layer's number, or anything. Rotations, ALiBi and sinusoids have none.
-- **checked**: what a live test compares with the model's own code, at 1e-5 (of each row the spec is
-  asked of transformers' config, too):
-"""
-ABOUT = {
-    "scores": "the products of rotated q and k, scale and mask that reach the model's softmax",
-    "logits": "the logits, at 2e-5 of their spread, with our attention in each layer of the model",
-    "pairs": "rotated queries, and channels that stay",
-    "rotation": "rotated queries and keys",
-    "axes": "rotated queries at rows and columns",
-    "slopes": "the bias",
-    "sinusoids": "what is added to the input, and rows of a decoder's table",
-    "weights": "attention with the mapped weights, at random weights and inputs",
-    "rows": "what the mapped table adds to the input",
-    "patches": "what the mapped table adds to the input, of the image's size and resized",
-    "table": "the table",
-}
-
-
 DIFFERENCES = {  # from transformers, on purpose, by their tests in tests/hf/test_differences.py
     "test_rotary_dim_is_a_part_of_the_head": "`rotary_dim` of MiniMax: that part of a head rotates;"
     " transformers rotates all of it",
@@ -119,19 +84,13 @@ def _shorter(text: str) -> str:
     return re.sub(r"\((?:[\d.]+, ){8,}[\d.]+\)", "(…)", text)
 
 
-def checks(row: Row) -> list[str]:
-    """What live tests compare with the model's own code."""
-    return [row.check] * bool(row.check) + ["logits"] * (row.model_type in LOGITS)
-
-
 def cells(row: Row) -> list[str]:
     """One row of a table."""
     if not row.model_type:
-        return [f"**{row.name}**", "not read", "–", "–", row.trap, "no live test"]
+        return [f"**{row.name}**", "not read", "–", "–", row.trap, row.checked]
     layers = encodings(row.settings)
-    checked = ", ".join(f"[{check}]" for check in checks(row)) or "config alone"
     first = [f"**{row.name}**<br>`{row.model_type}`", f"`{_shorter(spec(layers))}`"]
-    return [*first, besides(layers), mapped(row.model_type, layers), row.trap, checked]
+    return [*first, besides(layers), mapped(row.model_type, layers), row.trap, row.checked]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -180,12 +139,9 @@ def section() -> str:
 
 def page() -> str:
     """docs/cookbook.md."""
-    used = dict.fromkeys(check for row in ROWS for check in checks(row))
-    about = "\n".join(f"  - {check}: {ABOUT[check]}" for check in used)
-    links = "\n".join(f"[{check}]: ../{CHECKS[check][0]} '{CHECKS[check][1]}'" for check in used)
-    groups = [f"## {title}\n\n{table(rows)}" for title, rows in GROUPS.items()]
-    parts = [f"{INTRO.strip()}\n{about}", *groups, section(), links]
-    return "\n\n".join(parts) + "\n"
+    text = TABLE.sub(lambda found: table(table_rows(found[0])), TEXT)
+    begin = text.index("## Where transformers reads otherwise")
+    return text[:begin] + section() + text[text.index("\n\n[", begin) :]
 
 
 def main() -> None:
