@@ -1,9 +1,7 @@
 """The comparison: trains what is missing, measures speed and memory, writes the report."""
 
 import dataclasses
-import importlib.metadata
 import json
-import platform
 import shutil
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from experiments.running import launch, rate_search, signals
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.errors import one_line_errors
 from experiments.running.parallel_runs import run_meshes
-from experiments.running.provenance import command, environment, save_json
+from experiments.running.provenance import command, environment, save_json, versions
 from experiments.running.references import with_references
 from experiments.running.run_names import folder, short_names
 from experiments.running.sweep_runs import Job, locked, run_jobs
@@ -123,12 +121,9 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
             "describe": source.corpus.describe(),
             "warning": source.corpus.warning,
         },
-        "versions": {
-            "python": platform.python_version(),
-            **{p: importlib.metadata.version(p) for p in PACKAGES},
-        },
+        "versions": versions(PACKAGES),
         **environment(),
-        "command": command("compare"),
+        "command": command("experiments.compare"),
         "steps": config.steps,
         "batch": config.batch,
         "learning_rate": config.optimizer.learning_rate,

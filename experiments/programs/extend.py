@@ -123,7 +123,7 @@ def write_results(config: ExtendConfig, length: int, now: dict, entries: list[di
     save_json(
         workdir / "results.json",
         {
-            "command": command("extend"),
+            "command": command("experiments.extend"),
             **environments(parts),
             "length": page.length,
             "target": page.target,

@@ -230,7 +230,7 @@ def main(config: ImagesConfig) -> None:
             workdir / "results.json",
             {
                 "chance": IMAGES[config.images].CHANCE,
-                "command": command("images"),
+                "command": command("experiments.images"),
                 **environments(x for e in runs.values() for x in e.values()),
                 "config": now,
                 "encodings": encodings,

@@ -275,7 +275,7 @@ def main(config: TasksConfig) -> None:
         save_json(
             workdir / "results.json",
             {
-                "command": command("tasks"),
+                "command": command("experiments.tasks"),
                 **environments(results),
                 "config": now,
                 "encodings": entries,

@@ -137,7 +137,7 @@ def joined(parts: Sequence[Results], target: Path) -> dict:
         "commit": ", ".join(dict.fromkeys(m["commit"] for m in manifests)),
         "device": ", ".join(dict.fromkeys(m["device"] for m in manifests)),
         "before": [{field: m[field] for field in ("commit", "command")} for m in sources],
-        "command": command("compare"),
+        "command": command("experiments.compare"),
         "notes": [*_notes(parts)],
         "joined": [str(part.workdir) for part in parts],
     }

@@ -1,12 +1,15 @@
 """How results were made: commit, device, command; files are written atomically."""
 
 import functools
+import importlib.metadata
 import json
+import os
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -63,8 +66,31 @@ def environments(runs: Iterable[dict]) -> dict[str, str]:
 
 
 def command(program: str) -> str:
-    """The command line of this program, a module of `experiments`."""
-    return shlex.join(["python", "-m", f"experiments.{program}", *sys.argv[1:]])
+    """The command line of this program, a module."""
+    return shlex.join(["python", "-m", program, *sys.argv[1:]])
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of Python and of these packages, or "not installed"."""
+    by_name = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            by_name[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            by_name[package] = "not installed"
+    return by_name
+
+
+def about(program: str, packages: Iterable[str]) -> dict[str, Any]:
+    """Command, versions, commit, machine and date of what a program measures."""
+    return {
+        "command": command(program),
+        "versions": versions(packages),
+        **environment(),
+        "platform": jax.devices()[0].client.platform_version,
+        "processor": f"{processor()}, {os.cpu_count()} cores",
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def save_json(path: Path, value: Any) -> None:

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 
+import jax
 import pytest
 
 from experiments.running import provenance
@@ -36,3 +37,12 @@ def test_code_makes_a_commit_dirty_and_results_do_not(tmp_path):
     write("pe_jax/scheme.py", "changed = True")
     assert provenance.commit(tmp_path) == f"{clean}-dirty"
     provenance.commit.cache_clear()
+
+
+def test_what_measures_says_where_it_ran_and_what_is_not_installed(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["program", "--name=a b"])
+    about = provenance.about("tools.program", ("jax", "no-such-package"))
+    assert about["command"] == "python -m tools.program '--name=a b'"
+    assert about["versions"]["jax"] == jax.__version__ and "python" in about["versions"]
+    assert about["versions"]["no-such-package"] == "not installed"
+    assert "cpu" in about["device"] and about["processor"].endswith("cores")
