@@ -19,10 +19,6 @@ class Work(NamedTuple):
         """The work of `factor` repetitions."""
         return Work(factor * self.total, factor * self.kernels)
 
-    def plus(self, other: "Work") -> "Work":
-        """The sum of two."""
-        return Work(self.total + other.total, self.kernels + other.kernels)
-
 
 def count(jaxpr: Any, turns: Sequence[float] = (), share: float = 1.0) -> Work:
     """Twice the multiplications of all products.
@@ -36,7 +32,7 @@ def count(jaxpr: Any, turns: Sequence[float] = (), share: float = 1.0) -> Work:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     open_loops = [id(eqn) for eqn in jaxpr.eqns if eqn.primitive.name == "while"]
     iterations = dict(zip(open_loops[::-1], reversed(turns), strict=False))
-    total = Work()
+    works = []
     for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
         parts = [count(part, turns, share) for part in _parts(params)]
@@ -56,15 +52,12 @@ def count(jaxpr: Any, turns: Sequence[float] = (), share: float = 1.0) -> Work:
             work = work.times(params["length"])
         elif name == "while":
             work = work.times(iterations.get(id(eqn), 1))
-        total = total.plus(work)
-    return total
+        works.append(work)
+    return _sum(works)
 
 
 def _sum(parts: list[Work]) -> Work:
-    total = Work()
-    for part in parts:
-        total = total.plus(part)
-    return total
+    return Work(*map(sum, zip(*parts, strict=True)))
 
 
 def _parts(params: dict) -> Iterator[Any]:
