@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.measuring.timing import Refused, reason
 from pe_jax.engines.kernels.gpu import engine
-from tools.gpu_stages import agreement, results, summary
-from tools.gpu_stages.results import Clock, Refused, Results, Shared, in_processes
+from tools.gpu_stages import agreement, summary
+from tools.gpu_stages.results import Clock, Results, Shared, in_processes
 
 ROOT = Path(__file__).parents[1]
 ABSENT = (  # from a machine with JAX for CUDA, Flax, Optax, Orbax, PyTorch and Triton
@@ -62,8 +63,8 @@ def test_it_runs_from_beginning_to_end_without_what_is_absent(rehearsal):
     compared = [row for row in rows if row["stage"] == "agreement"]
     assert {row["scheme"] for row in compared} == {"nope", "t5"} and len(compared) == 16
     assert sum(row.get("agrees") is True for row in compared) == 15
-    (reason,) = [row["note"] for row in compared if "agrees" not in row]
-    assert "later tokens look alike to T5" in reason
+    (note,) = [row["note"] for row in compared if "agrees" not in row]
+    assert "later tokens look alike to T5" in note
     timed = {(r["scheme"], r["mode"], r["engine"]) for r in rows if r["stage"] == "benchmark"}
     both = "forward", "forward + backward"
     assert {(s, m, e) for s in ("nope", "t5") for m in both for e in ("ours", "jax.nn")} <= timed
@@ -136,10 +137,7 @@ def test_processes_share_jobs_and_wait_for_each_other():
     rows = list(in_processes(share_out, 2, Clock(60)))
     assert sorted(row["scheme"] for row in rows[:5]) == [0, 1, 2, 3, 4]
     assert sorted((row["scheme"], row["by"]) for row in rows[5:]) == [("end", 0), ("end", 1)]
-    assert (
-        results.reason(ValueError("no")) == "ValueError: no"
-        and results.reason(Refused("so")) == "so"
-    )
+    assert reason(ValueError("no")) == "ValueError: no" and reason(Refused("so")) == "so"
 
 
 def test_what_hangs_ends_with_the_time_and_what_has_come_is_kept():

@@ -21,51 +21,28 @@ without a GPU.
 """
 
 import dataclasses
-import json
 import os
-import platform
 import sys
 import threading
-import time
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 import jax
 from absl import flags
 
+from experiments.measuring.timing import reason
 from experiments.running import launch
-from experiments.running.provenance import commit
+from experiments.running.provenance import about, save_json
 from pe_jax.encodings import parse
 from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError
 from tools.gpu_stages import agreement, summary
-from tools.gpu_stages.results import Clock, Results, reason
+from tools.gpu_stages.results import Clock, Results
 
 SHARES = {"agreement": 0.4, "benchmark": 0.7, "step": 1.0}  # of the time that is left
 DTYPES = ("float32", "bfloat16")
 PACKAGES = ("pe_jax", "jax", "jaxlib", "triton", "torch", "flax", "optax", "numpy")
 GRACE = 25  # seconds beyond the budget, after which even a call that hangs is ended
-
-
-def about() -> dict[str, Any]:
-    """The machine, versions and command."""
-    device, versions = jax.devices()[0], {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return {
-        "command": " ".join(["python", "-m", "tools.gpu_session", *sys.argv[1:]]),
-        "device": device.device_kind,
-        "capability": str(getattr(device, "compute_capability", "")),
-        "platform": device.client.platform_version,
-        "processors": os.cpu_count(),
-        "versions": {"python": platform.python_version(), **versions},
-        "commit": commit(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
@@ -109,7 +86,9 @@ def main() -> None:
         raise ConfigError(f"no GPU: JAX has {backend} here; --rehearse needs none")
     out = local("out", options.out)
     results = Results(out / "results.jsonl")
-    (out / "about.json").write_text(json.dumps(about(), indent=1), encoding="utf-8")
+    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
+    facts = about("tools.gpu_session", PACKAGES) | {"capability": capability}
+    save_json(out / "about.json", facts)
     watch = threading.Timer(options.budget + GRACE, os._exit, (124,))
     watch.daemon = True
     watch.start()

@@ -1,23 +1,32 @@
 """Timing of programs that share a machine: in turn, in a new order every round, compared by round.
 
 Round i of every program runs next to round i of every other, so that ratios within a round hold
-while the machine's speed changes. A `Row` is the measurement of one program; `Timings` are the
-rows of a CSV file and compares them.
+while the machine's speed changes. A `Row` is the measurement of one program; `Timings` compares
+rows.
 """
 
-import csv
 import dataclasses
 import math
 import random
+import textwrap
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 LEAST = 0.02  # seconds: a shorter call is repeated within a sample
+
+
+class Refused(Exception):
+    """Says why a program cannot run here."""
+
+
+def reason(error: BaseException) -> str:
+    """Why a program did not run, in a line: the message of `Refused`, or an error and its name."""
+    kind = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+    return textwrap.shorten(f"{kind}{error}", 300, placeholder=" …")
 
 
 def plain(x: float | None, digits: int = 3) -> str:
@@ -119,17 +128,12 @@ def of_minima(row: Row | None, base: Row | None) -> float | None:
 
 
 OURS, DENSE, NAIVE, SDPA = "ours", "dense", "jax.nn", "sdpa"  # engines that are compared
-LIMIT = "limit"
 LARGE, OWN = "large", "of the MLP"  # matrix products that training steps are compared with
-STORED = (
+CSV_HEADER = (
     *("length", "mode", "scheme", "engine", "note", "temp_bytes", "compile_seconds", "ms"),
-    *("tokens", "operations"),
-)
-DERIVED = ("samples", "ms_min", "ms_median", "ms_iqr")
-RATIOS = (
-    *("to_none", "to_none_of_minima", "to_matmuls", "to_sdpa"),
-    *("naive_to_this", "dense_to_this", "sdpa_to_this", "growth"),
-    *("share_of_large", "share_of_own", "ours_to_this"),
+    *("tokens", "operations", "samples", "ms_min", "ms_median", "ms_iqr"),
+    *("to_none", "to_none_of_minima", "to_sdpa", "naive_to_this", "dense_to_this"),
+    *("sdpa_to_this", "growth", "share_of_large", "share_of_own", "ours_to_this"),
 )
 
 
@@ -144,28 +148,25 @@ class Timings:
         key = length, mode, scheme, engine
         return next((row for row in self.rows if row.key == key), None)
 
-    def groups(self) -> dict[tuple[int, str], list[Row]]:
-        """(length, mode) → the rows that were timed together."""
-        groups: dict[tuple[int, str], list[Row]] = {}
-        for row in self.rows:
-            groups.setdefault((row.length, row.mode), []).append(row)
-        return groups
-
     def ratios(self, row: Row) -> dict[str, float | None]:
-        """The ratios in RATIOS, by name."""
+        """Ratios of this row and others, by their names in the CSV; None where one did not run."""
         none = self.find(row.length, row.mode, "nope")
+        twice = self.find(2 * row.length, *row.key[1:])
         naive, dense, sdpa = (
             self.find(row.length, row.mode, row.scheme, engine) for engine in (NAIVE, DENSE, SDPA)
         )
         return {
             "to_none": paired(row, none),
             "to_none_of_minima": of_minima(row, none),
-            "to_matmuls": paired(row, self.find(row.length, row.mode, "matmuls", LIMIT)),
             "to_sdpa": paired(row, self.find(row.length, row.mode, "nope", SDPA)),
             "naive_to_this": paired(naive, row) if row.engine == OURS else None,
             "dense_to_this": paired(dense, row) if row.engine == OURS else None,
             "sdpa_to_this": paired(sdpa, row) if row.engine == OURS else None,
-            "growth": self.growth(row),
+            "growth": (  # of temporaries, with the length doubled
+                twice.temp_bytes / row.temp_bytes
+                if twice and twice.temp_bytes and row.temp_bytes
+                else None
+            ),
             "share_of_large": self.share(row, LARGE),
             "share_of_own": self.share(row, OWN),
             "ours_to_this": paired(self.ours(row), row),
@@ -184,52 +185,15 @@ class Timings:
             return None
         return ratio * row.operations / base.operations
 
-    def growth(self, row: Row) -> float | None:
-        """Temporaries at twice the length ÷ at this length."""
-        twice = self.find(2 * row.length, *row.key[1:])
-        if twice is None or not (row.temp_bytes and twice.temp_bytes):
-            return None
-        return twice.temp_bytes / row.temp_bytes
-
     def csv_rows(self) -> list[tuple]:
         """One line per row, as `CSV_HEADER` names the columns."""
         lines = []
         for row in self.rows:
             ms = [1e3 * s for s in row.seconds]
-            stored = {**dataclasses.asdict(row), "ms": " ".join(f"{x:.6g}" for x in ms)}
-            fields = [stored[name] for name in STORED]
-            lines.append((*fields, *_samples_min_median_iqr(ms), *self.ratios(row).values()))
+            fields: dict[str, Any] = dataclasses.asdict(row) | self.ratios(row)
+            fields |= {"ms": " ".join(f"{x:.6g}" for x in ms), "samples": len(ms)}
+            if ms:
+                low, median, high = np.percentile(ms, (25, 50, 75))
+                fields |= {"ms_min": min(ms), "ms_median": median, "ms_iqr": high - low}
+            lines.append(tuple(fields.get(name) for name in CSV_HEADER))
         return lines
-
-    @classmethod
-    def read(cls, path: Path) -> "Timings":
-        """Reads a file of `csv_rows`; derived columns are computed again."""
-        with path.open(encoding="utf-8", newline="") as file:
-            return cls(tuple(map(_row, csv.DictReader(file))))
-
-
-def _row(line: dict[str, str]) -> Row:
-    temp_bytes, compile_seconds = line["temp_bytes"], line["compile_seconds"]
-    tokens, operations = line.get("tokens"), line.get("operations")  # older files have none
-    return Row(
-        int(line["length"]),
-        line["mode"],
-        line["scheme"],
-        line["engine"],
-        tuple(float(x) / 1e3 for x in line["ms"].split()),
-        int(temp_bytes) if temp_bytes else None,
-        float(compile_seconds) if compile_seconds else None,
-        line["note"],
-        int(tokens) if tokens else None,
-        float(operations) if operations else None,
-    )
-
-
-def _samples_min_median_iqr(ms: list[float]) -> tuple[float | None, ...]:
-    if not ms:
-        return 0, None, None, None
-    q1, median, q3 = np.percentile(ms, (25, 50, 75))
-    return len(ms), min(ms), median, q3 - q1
-
-
-CSV_HEADER = (*STORED, *DERIVED, *RATIOS)

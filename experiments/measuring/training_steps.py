@@ -150,13 +150,6 @@ def plain(size: Size) -> Running:
     return Running(step, lambda: _named(params), memory.temp_size_in_bytes if memory else None)
 
 
-def torch_product(a: np.ndarray, b: np.ndarray) -> Callable[[], Any]:
-    """The matrix product of two float32 arrays in PyTorch, without arguments."""
-    from experiments.measuring import torch_model
-
-    return torch_model.product(a, b)
-
-
 def in_torch(size: Size, fused: bool) -> Running:
     """PyTorch, eager or with `torch.compile`."""
     from experiments.measuring import torch_model

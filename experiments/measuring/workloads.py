@@ -1,4 +1,4 @@
-"""What the benchmark times: attention by every engine, its matmuls alone, decoding, models, steps.
+"""What the benchmark times: attention by every engine, decoding, models, training steps.
 
 `plan` lists the programs of one length and mode; each is compiled when it is called. Schemes that
 read the layer's input get q. B batch, T tokens, H heads, E head width, N = B·H, W = 2T - 1
@@ -8,6 +8,7 @@ distances.
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +20,7 @@ import numpy as np
 from flax import nnx
 
 from experiments.measuring import training_steps
-from experiments.measuring.matmuls import Matmuls
-from experiments.measuring.timing import LARGE, LIMIT, NAIVE, OURS, OWN, SDPA
+from experiments.measuring.timing import LARGE, NAIVE, OURS, OWN, SDPA, Refused
 from pe_jax.encodings import ENCODINGS, parse
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.alibi import ALiBi
@@ -89,10 +89,6 @@ class Program(NamedTuple):
     operations: float | None = None
 
 
-class Refused(Exception):
-    """Says why a program cannot run here."""
-
-
 def scheme(name: str, length: int) -> Encoding:
     """The encoding of this name in a benchmark of this length."""
     if name == PLAIN:
@@ -104,6 +100,12 @@ def scheme(name: str, length: int) -> Encoding:
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     """Standard normal, float32."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
+
+
+def random_rows(sizes: Sizes, length: int) -> list[jax.Array]:
+    """q, k, v and the cotangent of the output, each [B, T, H, E]."""
+    shape = sizes.batch, length, sizes.heads, sizes.head_dim
+    return [jnp.asarray(normal(*shape, seed=s), sizes.dtype) for s in range(4)]
 
 
 def free_bytes() -> float:
@@ -130,15 +132,7 @@ def compiled(f: Callable, *args: Any, donate: tuple[int, ...] = ()) -> tuple[Any
     return call, Program(lambda: call(*args), memory.temp_size_in_bytes, seconds)
 
 
-def gradient(f: Callable) -> Callable:
-    """(*operands, cotangent) → the gradients of all operands."""
-
-    def run(*args):
-        *operands, cotangent = args
-        inner = lambda xs: jnp.sum(f(*xs).astype(jnp.float32) * cotangent)  # noqa: E731
-        return jax.grad(inner)(tuple(operands))
-
-    return run
+# Attention.
 
 
 def relative_shift(x: jax.Array) -> jax.Array:
@@ -219,31 +213,20 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
     return naive if engine in (NAIVE, NAIVE_CUDNN) else ours
 
 
-def _matmuls(sizes: Sizes, length: int, backward: bool) -> Program:
-    """The matmuls alone, with as many heads at a time as in the tiled engine."""
-    tiles = Matmuls(length, sizes.causal)
-    shape = sizes.batch * sizes.heads, tiles.blocks * tiles.side, sizes.head_dim
-    operands = [jnp.asarray(normal(*shape, seed=s), sizes.dtype) for s in range(4)]
-
-    def products(q, k, v, d_out):
-        return tiles.forward(q, k, v), tiles.backward(q, k, v, d_out) if backward else None
-
-    heads = len(operands[0])
-    at_once = 2 if jax.default_backend() == "cpu" and heads % 2 == 0 else heads
-    operands = [x.reshape(-1, at_once, *x.shape[1:]) for x in operands]
-    return compiled(lambda *x: jax.lax.map(lambda part: products(*part), x), *operands)[1]
-
-
 def _attention(
     engine: str, sizes: Sizes, operands: list, name: str, length: int, backward: bool
 ) -> Program:
     """Attention, or its gradients, with a scheme by an engine."""
     encoding = scheme(name, length)
-    f, params = attend(encoding, sizes, engine), encoding.init(jax.random.key(0), sizes.dims)
+    forward, params = attend(encoding, sizes, engine), encoding.init(jax.random.key(0), sizes.dims)
+
+    def gradients(params, q, k, v, cotangent):
+        return jax.vjp(forward, params, q, k, v)[1](cotangent)
+
     if backward:
-        program = compiled(gradient(f), params, *operands)[1]
+        program = compiled(gradients, params, *operands)[1]
     else:
-        program = compiled(f, params, *operands[:3])[1]
+        program = compiled(forward, params, *operands[:3])[1]
     omitted = {kinds.RelativeValues: "vectors at the values", kinds.Sink: "sink logits"}
     for term in abstract_terms(encoding, sizes.dims) if engine in (NAIVE, NAIVE_CUDNN) else ():
         if type(term) in omitted:
@@ -275,12 +258,14 @@ def _in_torch(
     return Program(run, None, time.perf_counter() - begin)
 
 
+# Decoding, models, first calls, training steps.
+
+
 def _decode(sizes: Sizes, length: int, name: str) -> Program:
     """One token with a cache that it fills to `length`; the cache is donated and reused."""
     encoding, dims = scheme(name, length), sizes.dims
     params = encoding.init(jax.random.key(0), dims)
-    token = (sizes.batch, 1, sizes.heads, sizes.head_dim)
-    q, k, v = (jnp.asarray(normal(*token, seed=s), sizes.dtype) for s in range(3))
+    q, k, v, _ = random_rows(sizes, 1)
     extend = functools.partial(caches.extend, encoding=encoding, dims=dims, embedded=True)
 
     @jax.jit  # returns only the cache, so that XLA drops the attention
@@ -321,7 +306,7 @@ def _config(sizes: Sizes, length: int, name: str, remat: bool = False) -> ModelC
     )
 
 
-def _model(sizes: Sizes, length: int, remat: bool, name: str) -> Program:
+def _model(sizes: Sizes, length: int, name: str, remat: bool) -> Program:
     """The loss of such a Transformer on random bytes, and its gradients."""
     config = _config(sizes, length, name, remat)
     graph, shapes = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))
@@ -336,26 +321,27 @@ def _model(sizes: Sizes, length: int, remat: bool, name: str) -> Program:
     return compiled(jax.value_and_grad(loss), params, tokens)[1]
 
 
-def _cold(sizes: Sizes, length: int, training: bool, name: str) -> Program:
-    """A first call of attention or a first training step, compiled anew each time that it runs."""
-    if jax.config.jax_enable_compilation_cache:  # pyright: ignore[reportAttributeAccessIssue]
-        raise Refused("programs are kept on disk: set JAX_ENABLE_COMPILATION_CACHE=0")
-    if training:
-        size = training_steps.Size(_config(sizes, length, name), sizes.batch, length)
-        return _compiled_anew(lambda: training_steps.ours(size).step())
-    shape = sizes.batch, length, sizes.heads, sizes.head_dim
-    operands = [jnp.asarray(normal(*shape, seed=s), sizes.dtype) for s in range(3)]
-    encoding = scheme(name, length)
+def _first_step(sizes: Sizes, length: int, name: str) -> Program:
+    """A first training step of such a Transformer."""
+    size = training_steps.Size(_config(sizes, length, name), sizes.batch, length)
+    return _compiled_anew(lambda: training_steps.ours(size).step())
+
+
+def _first_call(sizes: Sizes, length: int, name: str) -> Program:
+    """A first call of attention."""
+    encoding, (*operands, _) = scheme(name, length), random_rows(sizes, length)
     params = encoding.init(jax.random.key(0), sizes.dims)
     return _compiled_anew(lambda: jax.jit(attend(encoding, sizes, OURS))(params, *operands))
 
 
-def _compiled_anew(first_call: Callable[[], Any]) -> Program:
-    """A call that first forgets everything traced or compiled before."""
+def _compiled_anew(first: Callable[[], Any]) -> Program:
+    """A call that first forgets everything traced or compiled before, each time that it runs."""
+    if jax.config.jax_enable_compilation_cache:  # pyright: ignore[reportAttributeAccessIssue]
+        raise Refused("programs are kept on disk: set JAX_ENABLE_COMPILATION_CACHE=0")
 
     def run():
         jax.clear_caches()
-        return first_call()
+        return first()
 
     return Program(run, None, 0.0)
 
@@ -365,7 +351,9 @@ def _product(shape: tuple[int, int, int], in_torch: bool = False) -> Program:
     m, k, n = shape
     factors = normal(m, k), normal(k, n)
     if in_torch:
-        program = Program(training_steps.torch_product(*factors), None, 0.0)
+        from experiments.measuring import torch_model
+
+        program = Program(torch_model.product(*factors), None, 0.0)
     else:
         program = compiled(jnp.matmul, *map(jnp.asarray, factors))[1]
     return program._replace(note=f"{m} × {k} × {n}", operations=2.0 * m * k * n)
@@ -376,9 +364,19 @@ def _training_step(size: training_steps.Size, engine: str) -> Program:
     begin = time.perf_counter()
     running = training_steps.LIBRARIES[engine](size)
     jax.block_until_ready(running.step())
-    seconds, tokens = time.perf_counter() - begin, size.rows * size.length
-    counts = {"tokens": tokens, "operations": size.operations}
-    return Program(running.step, running.temp_bytes, seconds, **counts)
+    seconds, counts = time.perf_counter() - begin, (size.rows * size.length, size.operations)
+    return Program(running.step, running.temp_bytes, seconds, "", *counts)
+
+
+# What is timed.
+
+OURS_ALONE: dict[str, Callable[[Sizes, int, str], Program]] = {  # titles of modes
+    "decoding step": _decode,
+    "model": functools.partial(_model, remat=False),
+    "model, remat": functools.partial(_model, remat=True),
+    "first call": _first_call,
+    "first training step": _first_step,
+}
 
 
 class Planned(NamedTuple):
@@ -402,30 +400,19 @@ def plan(
       engines: names in ENGINES.
       limits: by engine, the length beyond which it does not run.
     """
-    if mode in MODES["decode"]:
-        return _plan_ours(functools.partial(_decode, sizes, length), schemes, engines)
-    if mode in MODES["model"]:
-        remat = mode == MODES["model"][1]
-        return _plan_ours(functools.partial(_model, sizes, length, remat), schemes, engines)
-    if mode in MODES["cold"]:
-        training = mode == MODES["cold"][1]
-        return _plan_ours(functools.partial(_cold, sizes, length, training), schemes, engines)
     if mode in MODES["train"]:
-        return _plan_training(mode, engines)
-    backward = mode in MODES["backward"]
-    return _plan_attention(sizes, length, backward, schemes, engines, limits)
-
-
-def _plan_ours(compile_scheme: Callable[[str], Program], schemes, engines) -> Iterator[Planned]:
-    """A row per scheme by our engines, if they are asked for."""
-    for name in schemes if OURS in engines else ():
-        yield Planned(name, OURS, functools.partial(compile_scheme, name))
+        yield from _plan_training(mode, engines)
+    elif mode in MODES["forward"] + MODES["backward"]:
+        backward = mode in MODES["backward"]
+        yield from _plan_attention(sizes, length, backward, schemes, engines, limits)
+    else:
+        for name in schemes if OURS in engines else ():
+            yield Planned(name, OURS, functools.partial(OURS_ALONE[mode], sizes, length, name))
 
 
 def _plan_training(mode: str, engines) -> Iterator[Planned]:
     """Two matrix products, then a step with RoPE by every library that is asked for."""
-    sizes = {training_steps.title(name): size for name, size in training_steps.SIZES.items()}
-    size = sizes[mode]
+    size = dict(zip(MODES["train"], training_steps.SIZES.values(), strict=True))[mode]
     for engine, shape in zip((LARGE, OWN), size.products, strict=True):
         yield Planned("matmuls", engine, functools.partial(_product, shape))
         if "torch" in engines:
@@ -439,43 +426,29 @@ def _plan_training(mode: str, engines) -> Iterator[Planned]:
 def _plan_attention(
     sizes: Sizes, length: int, backward: bool, schemes, engines, limits: dict[str, int]
 ) -> Iterator[Planned]:
-    """The bare matmuls, then every scheme by every engine that can express it."""
-    shape = sizes.batch, length, sizes.heads, sizes.head_dim
-    operands = [jnp.asarray(normal(*shape, seed=s), sizes.dtype) for s in range(4)]
-    yield Planned("matmuls", LIMIT, functools.partial(_matmuls, sizes, length, backward))
-    for name in schemes:
-        for engine in engines:
-            if length > limits.get(engine, length):
-                refuse = functools.partial(_too_long, engine, limits[engine])
-                yield Planned(name, engine, refuse)
-            elif _expresses(engine, name, length, sizes.dims):
-                build = _in_torch if engine in IN_TORCH else _attention
-                arguments = engine, sizes, operands, name, length, backward
-                compile_row = functools.partial(build, *arguments)
-                yield Planned(name, engine, compile_row)
+    """Every scheme by every engine that can express it."""
+    operands = random_rows(sizes, length)
+    for name, engine in itertools.product(schemes, engines):
+        if length > limits.get(engine, length):
+            yield Planned(name, engine, functools.partial(_too_long, engine, limits[engine]))
+        elif _expresses(engine, name, length, sizes.dims):
+            build = _in_torch if engine in IN_TORCH else _attention
+            arguments = engine, sizes, operands, name, length, backward
+            yield Planned(name, engine, functools.partial(build, *arguments))
 
 
 def _expresses(engine: str, name: str, length: int, dims: Dims) -> bool:
-    if engine in training_steps.OTHERS:
-        return False
+    """Whether the engine can compute the scheme."""
     encoding = scheme(name, length)
-    if engine in (NAIVE, NAIVE_CUDNN):
-        return _is_additive(encoding, dims)
-    return engine not in IN_TORCH or (_is_distance_bias(encoding, dims) and name != PLAIN)
-
-
-def _is_distance_bias(encoding: Encoding, dims: Dims) -> bool:
-    """Whether the scheme is a bias of the distance, or NoPE: what PyTorch has."""
-    bias = (kinds.DistanceBias, kinds.DistanceFormula, kinds.Scale)
     terms = abstract_terms(encoding, dims)
-    return len(kinds.select(terms, *bias)) == len(terms) and not adds_to_input(encoding, dims)
-
-
-def _is_additive(encoding: Encoding, dims: Dims) -> bool:
-    """Whether the scores are one product and a bias: what jax.nn can express."""
-    terms = abstract_terms(encoding, dims)
-    rowwise = kinds.sums_rows(terms) or kinds.select(terms, kinds.Unnormalized, kinds.ChannelDecay)
-    return kinds.views(terms) is None and not rowwise
+    if engine in (NAIVE, NAIVE_CUDNN):  # one product and a bias
+        rowwise = kinds.select(terms, kinds.Unnormalized, kinds.ChannelDecay)
+        return kinds.views(terms) is None and not (kinds.sums_rows(terms) or rowwise)
+    if engine in IN_TORCH:  # a bias of the distance, or NoPE
+        biases = kinds.select(terms, kinds.DistanceBias, kinds.DistanceFormula, kinds.Scale)
+        added = len(biases) < len(terms) or adds_to_input(encoding, dims)
+        return not added and name != PLAIN
+    return engine not in training_steps.OTHERS
 
 
 def _too_long(engine: str, limit: int) -> Program:

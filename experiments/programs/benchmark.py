@@ -1,12 +1,7 @@
-"""Times attention, decoding and a model with every encoding; writes tables and figures."""
+"""Times attention, decoding, models and training steps; writes a CSV and prints tables."""
 
 import dataclasses
-import importlib.metadata
-import os
-import platform
-import shlex
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,30 +15,9 @@ from experiments.measuring.timing import DENSE, NAIVE, Row, Timings
 from experiments.measuring.workloads import Planned, Program
 from experiments.reporting import benchmark_report, plotting
 from experiments.running import launch, signals
-from experiments.running.errors import one_line_errors
-from experiments.running.provenance import commit, processor, save_json
+from experiments.running.provenance import about, save_json
 
 PACKAGES = ("pe_jax", "jax", "jaxlib", "flax", "numpy", "torch")
-
-
-def about(settings: Settings) -> dict:
-    """The machine, versions and command of the results."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return {
-        "command": shlex.join(["python", "-m", "experiments.benchmark", *sys.argv[1:]]),
-        "flags": dataclasses.asdict(settings),
-        "versions": {"python": platform.python_version(), **versions},
-        "commit": commit(),
-        "backend": jax.default_backend(),
-        "device": f"{len(jax.devices())} × {jax.devices()[0].device_kind}",
-        "processor": f"{processor()}, {os.cpu_count()} cores",
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def build(
@@ -61,15 +35,10 @@ def build(
             row = dataclasses.replace(row, **{f: getattr(program, f) for f in program._fields[1:]})
             outcome = f"compiled in {program.compile_seconds:.1f} s"
         except Exception as error:  # a compiler or an allocator may raise anything
-            program, row = None, dataclasses.replace(row, note=_reason(error))
+            program, row = None, dataclasses.replace(row, note=timing.reason(error))
             outcome = f"not run: {row.note}"
         logging.info("%s [%d/%d] %s, %s: %s", where, i + 1, len(planned), scheme, engine, outcome)
         yield row, program
-
-
-def _reason(error: Exception) -> str:
-    kind = "" if isinstance(error, workloads.Refused) else f"{type(error).__name__}: "
-    return textwrap.shorten(f"{kind}{error}", 160, placeholder=" …")
 
 
 def measure(settings: Settings, length: int, mode: str, stop: signals.Stop) -> list[Row]:
@@ -111,18 +80,13 @@ def run(settings: Settings, stop: signals.Stop) -> Timings:
     return timings
 
 
-def main(settings: Settings) -> None:
-    """Checks, measures, writes."""
-    out = Path(settings.out)
-    with one_line_errors():
-        settings.check()
-        save_json(out / "benchmark.json", about(settings))
+def main(settings: Settings) -> Timings:
+    """Measures and writes; returns the rows."""
+    out, facts = Path(settings.out), about("experiments.benchmark", PACKAGES)
+    save_json(out / "benchmark.json", {"flags": dataclasses.asdict(settings), **facts})
     with signals.Stop() as stop:
         timings = run(settings, stop)
-    launch.show(benchmark_report.growth_table(timings))
-    drawing = benchmark_report.figure(timings)
-    plotting.write(drawing, out)
-    (out / "benchmark.svg").write_text(plotting.vector(drawing), encoding="utf-8")
     print(f"Results: {out}")
     if stop.signal is not None:
         sys.exit(128 + stop.signal)
+    return timings

@@ -157,7 +157,7 @@ def _is_ours_or_warning(record: std_logging.LogRecord) -> bool:
 def show(*parts: Any) -> None:
     """Prints tables without folding them to a narrow terminal."""
     console = rich.console.Console()
-    console.width = max(console.width, 130)
+    console.width = max(console.width, 160)
     console.print(*parts, sep="\n")
 
 

@@ -8,22 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.measuring.timing import Refused, reason
 from pe_jax.encodings import ENCODINGS, parse
 from pe_jax.encodings.base import Dims, Encoding, adds_to_input
 from pe_jax.engines import reference, tiled
 from pe_jax.engines.api import attention
 from pe_jax.engines.kernels import self_check
 from pe_jax.engines.kernels.gpu import cudnn, engine
-from tools.gpu_stages.results import (
-    Clock,
-    Refused,
-    Results,
-    Row,
-    Shared,
-    in_processes,
-    key,
-    reason,
-)
+from tools.gpu_stages.results import Clock, Results, Row, Shared, in_processes, key
 
 STAGE = "agreement"
 SPECS = {name: name + "(length=1024)" for name in ("learned", "tupe")}

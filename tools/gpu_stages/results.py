@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import queue
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,10 +13,6 @@ from typing import Any, NamedTuple
 
 KEY = ("stage", "scheme", "dtype", "case", "length", "mode", "engine")  # what identifies a row
 Row = dict[str, Any]
-
-
-class Refused(Exception):
-    """Says why something is not run."""
 
 
 class Results:
@@ -72,12 +67,6 @@ def key(row: Row) -> tuple:
 
 def _short(x: Any) -> str:
     return f"{x:.4g}" if isinstance(x, float) else str(x)
-
-
-def reason(error: BaseException) -> str:
-    """An exception in a line."""
-    kind = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
-    return textwrap.shorten(f"{kind}{error}", 300, placeholder=" …")
 
 
 class Clock:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from experiments.measuring import training_steps, workloads
-from experiments.measuring.timing import NAIVE, OURS
+from experiments.measuring.timing import NAIVE, OURS, Refused, reason
 from experiments.measuring.workloads import (
     FLEX,
     NAIVE_CUDNN,
@@ -29,16 +29,7 @@ from pe_jax.engines.api import attention
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.models.config import ModelConfig
 from tools.gpu_stages import agreement
-from tools.gpu_stages.results import (
-    Clock,
-    Refused,
-    Results,
-    Row,
-    Shared,
-    in_processes,
-    key,
-    reason,
-)
+from tools.gpu_stages.results import Clock, Results, Row, Shared, in_processes, key
 
 ATTENTION, STEP = "benchmark", "step"
 FIRST = (*agreement.FIRST, *agreement.ONLY_TIMED)
@@ -177,7 +168,7 @@ def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
         for length, mode in itertools.product(turn_lengths, modes):
             arguments = _rows(scale, length), length, mode, schemes, (engine,), limits
             planned = workloads.plan(*arguments) if schemes else ()  # `plan` makes the operands
-            yield length, mode, [x for x in planned if x.scheme != "matmuls"]
+            yield length, mode, list(planned)
 
 
 def benchmark(results: Results, clock: Clock, processes: int, scale: Scale) -> None:
