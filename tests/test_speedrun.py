@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.reporting.results import REQUIRED
+from pe_jax.validation import ConfigError
 from tools import speedrun
 
 SPECS = {"rope": "rope", "learned": "learned(length=64)"}
@@ -14,7 +16,7 @@ SPECS = {"rope": "rope", "learned": "learned(length=64)"}
 def comparison(workdir: Path, loss: float = 2.0, **fields) -> Path:
     """A finished comparison of RoPE and a learned table, with three seeds."""
     listed = [{"name": name, "spec": s, "folder": name} for name, s in SPECS.items()]
-    manifest = {
+    manifest = dict.fromkeys(REQUIRED) | {
         "config": {**speedrun.target(), "workdir": str(workdir), **fields},
         "encodings": listed,
         "seeds": [0, 1, 2],
@@ -99,16 +101,16 @@ def test_an_entry_with_both_losses_higher_is_not_ahead():
     ],
 )
 def test_another_budget_is_no_entry(site, change, message):
-    with pytest.raises(speedrun.SpeedrunError, match=message):
+    with pytest.raises(ConfigError, match=message):
         speedrun.add(comparison(site / "run", **change))
 
 
 def test_what_is_not_finished_is_no_entry(site):
     run = comparison(site / "run")
-    with pytest.raises(speedrun.SpeedrunError, match="holds no comparison"):
+    with pytest.raises(ConfigError, match="holds no manifest"):
         speedrun.add(site / "elsewhere")
     (run / "runs" / "learned" / "seed1" / "evaluation.json").unlink()
-    with pytest.raises(speedrun.SpeedrunError, match="seed1 is not finished"):
+    with pytest.raises(ConfigError, match="learned at 64: missing seed 1"):
         speedrun.add(run)
 
 
@@ -130,8 +132,8 @@ def test_a_check_trains_the_first_seed_again(site, monkeypatch, capsys, loss, ag
 
 def test_a_check_refuses_what_it_cannot_compare(site):
     path = site / "mine.json"
-    with pytest.raises(speedrun.SpeedrunError, match="is no entry"):
+    with pytest.raises(ConfigError, match="is no entry"):
         speedrun.check(path)
     path.write_text(json.dumps({"losses": {}, "config": "of last year"}))
-    with pytest.raises(speedrun.SpeedrunError, match="another configs/speedrun"):
+    with pytest.raises(ConfigError, match="another configs/speedrun"):
         speedrun.check(path)

@@ -22,10 +22,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from experiments.reporting.results import Results, Scheme, read
 from experiments.running import config_files
 from experiments.running.configs.compare import CompareConfig
+from experiments.running.errors import one_line_errors
 from experiments.running.provenance import ROOT, processor, save_json
 from experiments.running.run_names import folder
+from pe_jax.validation import ConfigError
 
 ENTRIES, PAGE = ROOT / "docs" / "speedrun", ROOT / "docs" / "speedrun.md"
 BEGIN, END = "<!-- entries: begin -->\n", "<!-- entries: end -->"
@@ -34,10 +37,6 @@ PROTOCOL = "non-overlapping"
 # Nats per byte for one seed at the trained length and at eight times it: rounding differs between
 # machines and grows in 1,000 steps; the losses of encodings that fail at 512 move most.
 TOLERANCE = (0.03, 0.15)
-
-
-class SpeedrunError(Exception):
-    """Says what is not an entry, or cannot become one, on one line."""
 
 
 def frozen(config: dict) -> dict:
@@ -58,37 +57,45 @@ def digest(data: Any) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def entry(workdir: Path, encoding: dict) -> dict:
-    """The entry of one encoding of a comparison, as the manifest lists it.
+def losses(results: Results, scheme: Scheme) -> dict[str, list[float] | None]:
+    """Each seed's loss at the trained length and at the longest; None where it is not defined.
 
     Raises:
-      SpeedrunError: a field that is fixed differs, a seed is missing, RoPE was not timed.
+      ConfigError: a seed is missing or diverged.
     """
-    manifest = json.loads((workdir / "manifest.json").read_text())
-    fixed = target()
+    by_length = {}
+    for length in (results.manifest["train_length"], results.longest):
+        windows, problem = scheme.windows(PROTOCOL, length)
+        if problem not in ("", "not defined"):
+            raise ConfigError(f"{results.workdir}: {scheme.name} at {length}: {problem}")
+        by_length[str(length)] = [statistics.fmean(w) for w in windows.values()] or None
+    return by_length
+
+
+def entry(results: Results, scheme: Scheme) -> dict:
+    """The entry of one encoding of a comparison.
+
+    Raises:
+      ConfigError: a field that is fixed differs, a seed is missing, RoPE was not timed.
+    """
+    workdir, manifest, fixed = results.workdir, results.manifest, target()
     config = frozen(manifest["config"])
-    differing = [name for name in fixed if config.get(name) != fixed[name]]
-    if differing:
-        raise SpeedrunError(f"{workdir}: {', '.join(differing)} differ from configs/speedrun.py")
-    runs = [workdir / "runs" / encoding["folder"] / f"seed{n}" for n in manifest["seeds"]]
-    evaluations = [_evaluation(run) for run in runs]
-    lengths = manifest["train_length"], manifest["lengths"][-1]
-    losses = {}
-    for length in lengths:
-        windows = [e["losses"][PROTOCOL][str(length)] for e in evaluations]
-        losses[str(length)] = None if None in windows else [statistics.fmean(w) for w in windows]
-    timed = json.loads((workdir / "speed.json").read_text())["encodings"]
-    specs = {e["spec"]: e["name"] for e in manifest["encodings"]}
-    if "rope" not in specs or "train_ms" not in timed[specs["rope"]]:
-        raise SpeedrunError(f"{workdir}: pass --encodings=rope too: time is relative to RoPE's")
-    rounds = zip(timed[encoding["name"]]["train_ms"], timed[specs["rope"]]["train_ms"], strict=True)
+    if differing := [name for name in fixed if config.get(name) != fixed[name]]:
+        raise ConfigError(f"{workdir}: {', '.join(differing)} differ from configs/speedrun.py")
+    by_length = losses(results, scheme)
+    rope = next((s for s in results.schemes if s.spec == "rope"), None)
+    timed = (results.speed or {}).get("encodings", {})
+    if rope is None or "train_ms" not in timed.get(rope.name, {}):
+        raise ConfigError(f"{workdir}: pass --encodings=rope too: time is relative to RoPE's")
+    rounds = zip(timed[scheme.name]["train_ms"], timed[rope.name]["train_ms"], strict=True)
+    folders = [workdir / "runs" / scheme.folder / f"seed{n}" for n in scheme.runs]
     return {
-        "encoding": encoding["spec"],
-        "losses": losses,
+        "encoding": scheme.spec,
+        "losses": by_length,
         "time": statistics.median(own / rope for own, rope in rounds),
-        "parameters": evaluations[0]["parameters"],
-        "learning_rate": evaluations[0]["learning_rate"],
-        "encoding_rate": evaluations[0]["encoding_rate"],
+        "parameters": scheme.fact("parameters"),
+        "learning_rate": scheme.fact("learning_rate"),
+        "encoding_rate": scheme.fact("encoding_rate"),
         "seeds": manifest["seeds"],
         "config": digest(fixed),
         "text": manifest["corpus"]["digest"],
@@ -97,28 +104,16 @@ def entry(workdir: Path, encoding: dict) -> dict:
         "versions": manifest["versions"],
         "machine": processor(),
         "date": time.strftime("%Y-%m-%d"),
-        "logs": [digest((run / "metrics.jsonl").read_bytes()) for run in runs],
+        "logs": [digest((run / "metrics.jsonl").read_bytes()) for run in folders],
     }
-
-
-def _evaluation(run: Path) -> dict:
-    path = run / "evaluation.json"
-    if not path.exists():
-        raise SpeedrunError(f"{run} is not finished: run the same command again")
-    evaluation = json.loads(path.read_text())
-    if evaluation["status"] != "ok":
-        raise SpeedrunError(f"{run}: {evaluation['status']}: {evaluation['reason']}")
-    return evaluation
 
 
 def add(workdir: Path) -> None:
     """Writes the entries of a finished comparison, and the page."""
-    if not (workdir / "manifest.json").exists():
-        raise SpeedrunError(f"{workdir} holds no comparison; pass --workdir")
-    manifest = json.loads((workdir / "manifest.json").read_text())
-    for encoding in manifest["encodings"]:
-        path = ENTRIES / f"{folder(encoding['spec'])}.json"
-        save_json(path, entry(workdir, encoding))
+    results = read(workdir)
+    for scheme in results.schemes:
+        path = ENTRIES / f"{folder(scheme.spec)}.json"
+        save_json(path, entry(results, scheme))
         print(path)
     write_page()
 
@@ -164,15 +159,15 @@ def check(path: Path) -> bool:
     """Whether the first seed, trained again, has the losses of an entry within the tolerance.
 
     Raises:
-      SpeedrunError: the file is not an entry, of another config or of other text.
+      ConfigError: the file is not an entry, of another config or of other text.
     """
     try:
         claimed = json.loads(path.read_text())
-        lengths = list(claimed["losses"])
+        config, lengths = claimed["config"], claimed["losses"].items()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpeedrunError(f"{path} is no entry: {error}") from None
-    if claimed["config"] != digest(target()):
-        raise SpeedrunError(f"{path} was made with another configs/speedrun.py")
+        raise ConfigError(f"{path} is no entry: {error}") from None
+    if config != digest(target()):
+        raise ConfigError(f"{path} was made with another configs/speedrun.py")
     spec = claimed["encoding"]
     with tempfile.TemporaryDirectory() as workdir:
         fields = {
@@ -186,21 +181,20 @@ def check(path: Path) -> bool:
         command = [sys.executable, "-m", "experiments.compare", "--config=configs/speedrun.py"]
         command += [f"--encodings={spec}", *(f"--config.{k}={v}" for k, v in fields.items())]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        manifest = json.loads((Path(workdir) / "manifest.json").read_text())
-        run = Path(workdir) / "runs" / manifest["encodings"][0]["folder"] / "seed0"
-        losses = _evaluation(run)["losses"][PROTOCOL]
-    if manifest["corpus"]["digest"] != claimed["text"]:
-        raise SpeedrunError("the embedded text differs: install the versions of requirements.txt")
+        results = read(Path(workdir))
+    here = losses(results, results.schemes[0])
+    if results.manifest["corpus"]["digest"] != claimed["text"]:
+        raise ConfigError("the embedded text differs: install the versions of requirements.txt")
     agree = True
-    for length, tolerance in zip(lengths, TOLERANCE, strict=True):
-        if claimed["losses"][length] is None or losses[length] is None:
-            same = claimed["losses"][length] is None and losses[length] is None
+    for (length, before), tolerance in zip(lengths, TOLERANCE, strict=True):
+        now = here[length]
+        if before is None or now is None:
+            same = before is now
             print(f"{length}: not defined in {'both' if same else 'one of them'}")
         else:
-            before, now = claimed["losses"][length][0], statistics.fmean(losses[length])
-            same = abs(now - before) <= tolerance
+            same = abs(now[0] - before[0]) <= tolerance
             what = "agrees" if same else "DIFFERS"
-            print(f"{length}: {before:.4f} claimed, {now:.4f} here: {what} (± {tolerance})")
+            print(f"{length}: {before[0]:.4f} claimed, {now[0]:.4f} here: {what} (± {tolerance})")
         agree = agree and same
     return agree
 
@@ -217,15 +211,13 @@ def main() -> None:
     checking.add_argument("entry", type=Path)
     commands.add_parser("table", help="write the page's table")
     options = parser.parse_args()
-    try:
+    with one_line_errors():
         if options.command == "add":
             add(options.workdir)
         elif options.command == "table":
             write_page()
         elif not check(options.entry):
             sys.exit(1)
-    except SpeedrunError as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
