@@ -1,4 +1,4 @@
-"""Models of 100M, 1B and 7B parameters, for `tools.scale_docs` to compile for TPU slices.
+"""Models of 100M, 1B and 7B parameters, to compile for TPU slices (docs/scale.md).
 
     python -m tools.compile_tpu --config=configs/scale.py:1B --topology=v5p:4x4x4 \
       --config.length=32768 --config.batch=64 --config.mesh.fsdp=64

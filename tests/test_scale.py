@@ -1,4 +1,4 @@
-"""Compiling for slices that are not there: what is read off a program, and the plan made of it."""
+"""Compiling for slices that are not there: what is read off a program, and docs/scale.md."""
 
 import dataclasses
 import importlib.util
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import pe_jax
-from configs.scale import get_config
+from configs.scale import SIZES, get_config
 from experiments.measuring import flops, hlo_trip_counts
 from pe_jax.engines.outside import RARE
 from pe_jax.models.config import ModelConfig
@@ -22,7 +23,7 @@ from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
 from tests import tiny
 from tests.test_tpu_kernels import lowered
-from tools import compile_tpu, hlo, scale_docs, tpu_slice
+from tools import compile_tpu, hlo, tpu_slice
 
 # As libtpu writes a module: computations before their callers, three notations of groups.
 TEXT = """\
@@ -218,85 +219,44 @@ def test_caches_are_divided_as_batch_and_heads_are():
     assert specs[0].positions == P(("data", "fsdp")) and specs[0].length == P()
 
 
-# The plan.
+# The page.
 
 
-def test_every_cell_of_the_plan_is_a_model_that_fits_its_mesh():
-    plan = scale_docs.cells()
-    assert len(set(plan)) == len(plan) and {c.size for c in plan} == {"100M", "1B", "7B"}
-    for cell in plan:
-        config = get_config(cell.size)
-        sizes = dataclasses.asdict(cell.mesh)
-        assert np.prod([*sizes.values()]) == cell.chips, cell
+def programs() -> list[dict[str, str]]:
+    """The lines of the page's tables by column, with what they leave out."""
+    lines, head = [], []
+    for line in Path(__file__).parents[1].joinpath("docs/scale.md").read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if "mesh" in cells:
+            head = cells
+        elif line.startswith("| "):
+            same = {"size": "1B", "context": "32,768", "chips": "64", "encoding": "rope"}
+            lines.append(same | dict(zip(head, cells, strict=True)))
+    return lines
+
+
+def test_every_program_of_the_page_is_a_model_that_fits_its_mesh():
+    lines = programs()
+    assert len(lines) == 3**3 + 8 + 8 and {line["size"] for line in lines} == {*SIZES}
+    for line in lines:
+        context, chips = (int(line[x].replace(",", "")) for x in ("context", "chips"))
+        sizes = dict(
+            zip(("data", "fsdp", "seq", "model"), map(int, line["mesh"].split(" × ")), strict=True)
+        )
+        assert np.prod([*sizes.values()]) == chips, line
         auto = (jax.sharding.AxisType.Auto,) * len(sizes)  # JAX 0.12 takes Explicit axes otherwise
         mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), auto)
-        dataclasses.replace(config.model, encoding=cell.encoding).check()
-        lengths = {"length": cell.context} if cell.program == "train" else None
-        sharding.check_fits(config.model, cell.batch, mesh, lengths)  # pyright: ignore
-        kind, _, shape = scale_docs.SLICES[cell.chips].partition(":")
-        assert kind in tpu_slice.CHIPS and np.prod([int(n) for n in shape.split("x")]) == cell.chips
+        model = dataclasses.replace(get_config(line["size"]).model, encoding=line["encoding"])
+        model.check()
+        rows = max(1, 32768 // context) * sizes["data"] * sizes["fsdp"]
+        assert rows * context == max(32768 * chips, context), line
+        sharding.check_fits(model, rows, mesh, {"length": context})  # pyright: ignore
 
 
 def test_the_sizes_are_what_their_names_say():
     for name, low, high in (("100M", 0.9e8, 1.2e8), ("1B", 0.9e9, 1.2e9), ("7B", 6e9, 7.5e9)):
         _, shapes = tiny.abstract_terms(get_config(name).model)
         assert low < sum(x.size for x in jax.tree.leaves(shapes)) < high
-
-
-def test_the_page_says_in_words_what_has_no_figures(tmp_path):
-    plan = scale_docs.cells()
-    done, short, broken = plan[:3]
-    collective = {"all-gather": {"count": 2.0, "bytes": 3.0 * 2**30, "moved": 1.0}}
-    row = {"status": "ok", "total": 5 * 2**30, "fits": True, "flops": 459e12 / 4}
-    row |= {"compute_seconds": 0.4, "exchange_seconds": 0.1, "collectives": collective}
-    row["unpriced"] = 0
-    refused = {"status": "does not fit", "why": "needs 120G of 95G per chip"}
-    late = {"status": "does not compile", "why": "took longer than 600 s"}
-    for cell, found in ((done, row), (short, refused), (broken, late)):
-        folder = tmp_path / cell.name
-        folder.mkdir()
-        (folder / "compiled.json").write_text(json.dumps({"programs": [found]}))
-    text = scale_docs.page(plan, tmp_path)
-    assert f"3 of its {len(plan)} programs" in text
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) == 4 + 3  # RoPE is in two tables of the three
-    assert "| 5.0 | 500 ms | 400 ms | 100 ms | 115 | 50 % | 3 | – | – | – | – |" in text
-    assert "does not fit: needs 120G of 95G per chip" in text and "took longer than 600 s" in text
-    again = scale_docs.page(plan, tmp_path, before=text)
-    assert "| 500 ms | 400 ms | 100 ms | 115 | 50 % | 3 | – | – | – | – | 500 ms |" in again
-
-
-def test_a_sweep_repeats_nothing_and_stops_in_time(tmp_path, monkeypatch):
-    plan, begun = scale_docs.cells()[:3], []
-
-    def compile_cell(cell, folder, limit):
-        begun.append(cell)
-        folder.mkdir(parents=True)
-        (folder / "compiled.json").write_text("{}")
-
-    monkeypatch.setattr(scale_docs, "compile_cell", compile_cell)
-    scale_docs.sweep(plan, tmp_path, 0, 9)
-    assert begun == []
-    scale_docs.sweep(plan[:1], tmp_path, 1, 9)
-    scale_docs.sweep(plan, tmp_path, 1, 9)
-    assert begun == plan
-
-
-def test_a_cell_is_words_only_where_the_compiler_is_to_blame(tmp_path, monkeypatch):
-    cell = scale_docs.cells()[0]
-
-    def run(code):
-        text = "Traceback\nModuleNotFoundError: No module named 'x'"
-        found = subprocess.CompletedProcess([], code, "", text)
-        monkeypatch.setattr(subprocess, "run", lambda *_, **__: found)
-        scale_docs.compile_cell(cell, tmp_path / str(code), 9)
-
-    with pytest.raises(OSError, match="exit status 1: ModuleNotFoundError: No module named 'x'"):
-        run(1)
-    assert not (tmp_path / "1").exists()
-    run(-6)
-    row = json.loads((tmp_path / "-6" / "compiled.json").read_text())["programs"][0]
-    assert row["why"] == "the compiler died (signal 6)"
 
 
 def test_training_and_decoding_compile_for_a_slice(tmp_path):

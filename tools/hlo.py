@@ -120,10 +120,8 @@ def _collective(instruction: Instruction, within: str) -> tuple[str, float, floa
         return None
     sizes = _bytes(instruction.type)
     size = sum(sizes)
-    if (
-        instruction.op.endswith("-start") and kind != "all-reduce"
-    ):  # operands and results, in one tuple
-        size = max(sizes)
+    if instruction.op.endswith("-start") and kind != "all-reduce":
+        size = max(sizes)  # operands and results are in one tuple
     if within.startswith("all-reduce-scatter"):  # on a TPU, with the slice that it keeps
         kind = "reduce-scatter"
     elif kind == "reduce-scatter":
@@ -135,11 +133,7 @@ def _collective(instruction: Instruction, within: str) -> tuple[str, float, floa
 
 def turns(condition: Sequence[Instruction]) -> int | None:
     """Iterations of a loop that counts from 0; None if its bound is not constant."""
-    bounds = [
-        m[1]
-        for instruction in condition
-        if (m := BOUND.match(f"{instruction.type} {instruction.text}"))
-    ]
+    bounds = [m[1] for x in condition if (m := BOUND.match(f"{x.type} {x.text}"))]
     return int(bounds[0]) if len(bounds) == 1 else None
 
 
@@ -157,21 +151,14 @@ def summarize(text: str, loops: Sequence[float] = ()) -> ProgramSummary:
     weights[next(reversed(modules))] = running[next(reversed(modules))] = 1
     summary = ProgramSummary(defaultdict(Collective), 0, 0, 0, 0)
     for name, body in reversed(modules.items()):
-        open_loops = [
-            instruction
-            for instruction in body
-            if instruction.op == "while" and turns(modules[_condition(instruction)]) is None
-        ]
-        known_turns = dict(zip([x.name for x in open_loops[::-1]], reversed(loops), strict=False))
+        whiles = {x.name: turns(modules[x.calls["condition"][0]]) for x in body if x.op == "while"}
+        open_loops = [loop for loop, bound in whiles.items() if bound is None]
+        known_turns = dict(zip(open_loops[::-1], reversed(loops), strict=False))
         if weights[name]:
             summary.loops += len(open_loops)
             summary.unknown += len(open_loops) - len(known_turns)
         for instruction in body:
-            turn_count = 1.0
-            if instruction.op == "while":
-                turn_count = turns(modules[_condition(instruction)]) or known_turns.get(
-                    instruction.name, 1.0
-                )
+            turn_count = whiles.get(instruction.name) or known_turns.get(instruction.name, 1.0)
             if instruction.op == "conditional" and RARE in instruction.text:
                 continue
             for called in sum(instruction.calls.values(), []):
@@ -179,10 +166,6 @@ def summarize(text: str, loops: Sequence[float] = ()) -> ProgramSummary:
                 running[called] += running[name] * turn_count * (instruction.op != "fusion")
             _add(summary, instruction, name, weights[name], running[name])
     return summary
-
-
-def _condition(loop: Instruction) -> str:
-    return loop.calls["condition"][0]
 
 
 def _add(
