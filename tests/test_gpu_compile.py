@@ -76,14 +76,6 @@ def test_what_the_assembler_says():
     assert gpu_code.occupancy(255, 100 * 1024, 8, 90) == {"blocks": 1, "occupancy": 0.125}
 
 
-def test_the_shortest_loops_with_products_are_counted():
-    body = ["HGMMA.64x64x16.F32.BF16 R24", "FADD R1, R2, R3", "@P0 BRA `(.L_x_1)"]
-    lines = ["MOV R1, R2", *body, "EXIT"]
-    code = [f"        /*{16 * i:04x}*/    {line} ;" for i, line in enumerate(lines)]
-    code.insert(1, ".L_x_1:")
-    assert gpu_code.loops("\n".join(code)) == [3]
-
-
 def test_a_spill_or_a_refusal_is_reported():
     row = {"encodings": ["shaw"], "arch": 90, "width": 64, "kernel": "keys", "status": "ok"}
     assert compile_gpu.wrong([row | {"spills": 0}], 0) == []
@@ -101,7 +93,7 @@ def test_a_row_is_in_the_file_as_soon_as_it_is_there(tmp_path, monkeypatch):
     path, texts = tmp_path / "new" / "kernels.csv", []
 
     def compile_all(jobs, processes):
-        for answer in ({"status": "ok", "registers": 9, "loops": [3, 4]}, {"status": "no"}):
+        for answer in ({"status": "ok", "registers": 9}, {"status": "no"}):
             texts.append(path.read_text())
             yield answer | {"blocks": 1}
 
@@ -112,7 +104,7 @@ def test_a_row_is_in_the_file_as_soon_as_it_is_there(tmp_path, monkeypatch):
     written = list(csv.DictReader(path.read_text().splitlines()))
     assert [len(text.splitlines()) for text in texts] == [1, 2]
     assert [row["status"] for row in written] == [row["status"] for row in rows] == ["ok", "no"]
-    assert written[0]["registers"] == "9" and written[0]["loops"] == "3 4"
+    assert written[0]["registers"] == "9"
     assert written[1]["kernel"] == "queries" and written[1]["encodings"] == "alibi"
 
 

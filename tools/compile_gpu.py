@@ -10,10 +10,7 @@ to machine code. Prints a table and writes kernels.csv, row by row: registers pe
 shared memory, instructions of tensor cores, blocks per multiprocessor, occupancy. The exit status
 is 1 where a kernel spills more bytes than `--spills`, or needs what the device does not have.
 
-Schemes whose kernels are the same to the letter (NoPE and RoPE) share a row. `cycles` estimates
-what a score costs a multiprocessor: instructions of the shortest loop with matrix products, four
-issued per cycle, or what it reads from the second-level cache, whichever takes longer. It ranks
-launches; nothing was timed.
+Schemes whose kernels are the same to the letter (NoPE and RoPE) share a row. Nothing is timed.
 """
 
 import contextlib
@@ -32,7 +29,6 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-import rich
 import rich.table
 from absl import flags, logging
 
@@ -50,8 +46,6 @@ from tools.gpu_code import CHIPS, Job
 
 HEADS = 8
 SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
-L2 = 24.0  # bytes per cycle and multiprocessor: 5.5 TB/s for 132 of them at 1.75 GHz (H100)
-FEW = 8  # with fewer warps at a time, reads are not hidden behind instructions
 CANDIDATES = {  # blocks and warps to try in turn: by bytes of a number, width, forward or not
     (2, 64, True): ((128, 64, 4), (128, 64, 8), (64, 64, 8), (64, 32, 8)),
     (2, 64, False): ((64, 64, 4), (64, 64, 8), (64, 32, 8), (32, 32, 4)),
@@ -90,10 +84,10 @@ STANDING = {  # for all schemes that read the same, when launches are chosen
 }
 FIELDS = (  # of kernels.csv
     *("arch", "dtype", "width", "kernel", *Launch._fields, "encodings", "status", "shared"),
-    *("registers", "spill_stores", "spill_loads", "spills", "blocks", "occupancy", "cycles"),
-    *(*gpu_code.PRODUCTS, "loops", "seconds"),
+    *("registers", "spill_stores", "spill_loads", "spills", "blocks", "occupancy"),
+    *(*gpu_code.PRODUCTS, "seconds"),
 )
-COLUMNS = ("registers", "spills", "shared", "products", "blocks", "occupancy", "cycles")
+COLUMNS = ("registers", "spills", "shared", "products", "blocks", "occupancy")
 
 
 class Refused(Exception):
@@ -186,22 +180,10 @@ def compiled(
     for row, answer in zip(rows.values(), answers, strict=True):
         row |= answer
         row["spills"] = row.get("spill_stores", 0) + row.get("spill_loads", 0)
-        row["cycles"] = round(cycles(row), 3)
         where = f"sm_{row['arch']} {row['width']} {row['kernel']}"
         logging.info("%s, %s: %s", row["encodings"][0], where, row["status"])
         done(row)
     return list(rows.values())
-
-
-def cycles(row: dict[str, Any]) -> float:
-    """Estimated cycles per score of one multiprocessor; infinite for what does not compile."""
-    if not row.get("loops"):
-        return float("inf")
-    issue = min(row["loops"]) * row["warps"] / (row["own"] * row["other"]) / 4
-    size = jnp.dtype(row["dtype"]).itemsize
-    read = 2 * row["width"] * size / row["own"] / L2
-    hidden = row["blocks"] * row["warps"] >= FEW
-    return max(issue, read) if hidden else issue + read
 
 
 def choose(
@@ -281,8 +263,7 @@ def writing(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
         file.flush()
 
         def write(row):
-            lists = {name: " ".join(map(str, row.get(name, ()))) for name in ("encodings", "loops")}
-            writer.writerow(row | lists)
+            writer.writerow(row | {"encodings": " ".join(row["encodings"])})
             file.flush()
 
         yield write

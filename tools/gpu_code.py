@@ -105,10 +105,8 @@ def compile_kernel(job: Job) -> dict[str, Any]:
     Returns:
       status "ok", or why the chip would refuse it; registers per thread, bytes of spills (stores
       and loads) and of shared memory, instructions of tensor cores by kind, blocks that a
-      multiprocessor holds at a time and the share of its warps (occupancy), instructions of the
-      loops with products, seconds.
+      multiprocessor holds at a time and the share of its warps (occupancy), seconds.
     """
-    from triton import knobs  # pyright: ignore[reportMissingImports]
     from triton.backends.nvidia import compiler  # pyright: ignore[reportMissingImports]
 
     begin = time.monotonic()
@@ -122,12 +120,10 @@ def compile_kernel(job: Job) -> dict[str, Any]:
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode:
             return {"status": " ".join(run.stderr.split())[:300]}
-        command = [knobs.nvidia.nvdisasm.path, "-c", str(binary)]
-        code = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     row = {"shared": shared, **said(run.stderr)}
     row |= occupancy(row["registers"], shared, job.warps, job.arch)
     row |= {kind: len(re.findall(pattern, ptx)) for kind, pattern in PRODUCTS.items()}
-    row |= {"loops": loops(code), "seconds": round(time.monotonic() - begin, 1)}
+    row["seconds"] = round(time.monotonic() - begin, 1)
     chip = CHIPS[job.arch]
     too_much = shared > chip.block_shared
     why = f"{shared} bytes of shared memory, {chip.name} has {chip.block_shared} for a block"
@@ -174,24 +170,3 @@ def occupancy(registers: int, shared: int, warps: int, arch: int) -> dict[str, f
     limits = REGISTERS // max(per_block, 1), chip.warps // warps, BLOCKS
     blocks = min(*limits, chip.shared // (shared + RESERVED))
     return {"blocks": blocks, "occupancy": round(blocks * warps / chip.warps, 3)}
-
-
-def loops(code: str) -> list[int]:
-    """How many instructions each loop with matrix products has, in order, of disassembled code."""
-    labels, lines = {}, []
-    for line in code.splitlines():
-        if label := re.match(r"\s*(\.L_x_\d+):", line):
-            labels[label[1]] = len(lines)
-        elif re.match(r"\s*/\*[0-9a-f]{4,}\*/", line):
-            lines.append(line)
-    spans = []
-    for end, line in enumerate(lines):
-        target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", line)
-        begin = labels.get(target[1], end + 1) if target else end + 1
-        body = lines[begin : end + 1]
-        if any(re.search(r"\b(HGMMA|HMMA|UTCHMMA|FFMA|UTCQMMA)\b", x) for x in body):
-            spans.append((begin, end))
-    inner = (
-        (a, b) for a, b in spans if not any(a <= c and d <= b for c, d in spans if (c, d) != (a, b))
-    )
-    return [b - a + 1 for a, b in inner]
