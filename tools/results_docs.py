@@ -24,14 +24,7 @@ from experiments.reporting import (
     tasks_report,
 )
 from experiments.reporting.extension_report import Page
-from experiments.reporting.results import (
-    Results,
-    Scheme,
-    finished,
-    nested,
-    of_runs,
-    of_table,
-)
+from experiments.reporting.results import Results, Scheme, finished, nested, of_runs, of_table
 from experiments.running import config_files
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig

@@ -7,8 +7,6 @@ visited; rounds of both are interleaved. Not in the numbers of a comparison: the
 short, and attention is dense.
 """
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,37 +54,28 @@ def text(config, length: int) -> np.ndarray:
     return np.asarray(ids[:length], np.int32)[None]
 
 
-def measure(run: Path, length: int, rounds: int) -> dict:
-    """Shares, seconds and the difference of the logits at a length."""
-    model, config = load(run)
-    tokens, shares = text(config, length), []
+def measure(model, tokens: np.ndarray, rounds: int) -> str:
+    """The share that is left out, times and the difference of the logits, on one line."""
+    length, shares = tokens.shape[1], []
     counted = logits_of(model, length, True, lambda share: shares.append(float(share)))
     logits = counted(tokens)
     jax.effects_barrier()
     fast, full = (logits_of(model, length, skip) for skip in (True, False))
     gap = float(jnp.abs(logits - full(tokens)).max())
     times = interleave({"fast": lambda: fast(tokens), "whole": lambda: full(tokens)}, rounds)
-    ratios = np.divide(times["fast"], times["whole"])
-    return {
-        "length": length,
-        "left out": float(np.mean(shares)),
-        "ms": 1e3 * float(np.median(times["fast"])),
-        "ratio": np.percentile(ratios, [25, 50, 75]).tolist(),
-        "gap": gap,
-    }
+    low, middle, high = np.percentile(np.divide(times["fast"], times["whole"]), [25, 50, 75])
+    return (
+        f"{length:6,} tokens: {np.mean(shares):.0%} of the visible tiles left out,"
+        f" {1e3 * np.median(times['fast']):,.1f} ms, {middle:.2f} [{low:.2f}, {high:.2f}] of the"
+        f" time with all; logits differ by {gap:.1e}"
+    )
 
 
 def main(_) -> None:
     """Prints a row for each length."""
-    run = local("run", flags.FLAGS.run).absolute()
+    model, config = load(local("run", flags.FLAGS.run).absolute())
     for length in map(int, flags.FLAGS.lengths):
-        row = measure(run, length, flags.FLAGS.repeats)
-        low, middle, high = row["ratio"]
-        print(
-            f"{row['length']:6,} tokens: {row['left out']:.0%} of the visible tiles left out,"
-            f" {row['ms']:,.1f} ms, {middle:.2f} [{low:.2f}, {high:.2f}] of the time with all;"
-            f" logits differ by {row['gap']:.1e}"
-        )
+        print(measure(model, text(config, length), flags.FLAGS.repeats))
 
 
 if __name__ == "__main__":
