@@ -1,4 +1,4 @@
-"""Machine code for an absent GPU: Triton's own compiler, and its figures of a kernel.
+"""Machine code for an absent GPU: the engine's PTX, and what NVIDIA's assembler says of it.
 
 Needs triton, which brings NVIDIA's assembler, but no GPU. `compile_kernel` runs in a separate
 process, because the compiler aborts where it does not know an operation.
@@ -110,8 +110,8 @@ def compile_kernel(job: Job) -> dict[str, Any]:
     from triton.backends.nvidia import compiler  # pyright: ignore[reportMissingImports]
 
     begin = time.monotonic()
+    ptx, shared, _ = triton_call.compiled(*job)
     with tempfile.TemporaryDirectory() as folder:
-        ptx, shared = _assembly(job)
         source, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
         assembler = compiler.get_ptxas(job.arch).path
@@ -128,26 +128,6 @@ def compile_kernel(job: Job) -> dict[str, Any]:
     too_much = shared > chip.block_shared
     why = f"{shared} bytes of shared memory, {chip.name} has {chip.block_shared} for a block"
     return {"status": why if too_much else "ok", **row}
-
-
-def _assembly(job: Job) -> tuple[str, int]:
-    """PTX, and bytes of shared memory."""
-    from triton._C.libtriton import ir  # pyright: ignore[reportMissingImports]
-    from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
-    from triton.backends.nvidia.compiler import CUDABackend  # pyright: ignore[reportMissingImports]
-
-    target = GPUTarget("cuda", job.arch, 32)
-    backend, context = CUDABackend(target), ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    launch = {"num_warps": job.warps, "num_stages": job.stages}
-    options = backend.parse_options(launch | triton_call.OPTIONS)
-    functions = backend.get_codegen_implementation(options), backend.get_module_map()
-    module = triton_call.program(job.kernel).make_ir(target, options, *functions, context)
-    metadata = {"target": target, **options.__dict__}
-    for stage in (backend.make_ttir, backend.make_ttgir, backend.make_llir, backend.make_ptx):
-        module = stage(module, metadata, options, job.arch)
-    return module, metadata["shared"]
 
 
 def said(text: str) -> dict[str, int]:
