@@ -233,20 +233,14 @@ def lay_out(axes: Axes) -> Figure:
     return figure
 
 
-def name_lines(
-    axes: Axes,
-    ends: Sequence[tuple[Scheme, float, float]],
-    size: float = 9,
-    dress: Callable[[Scheme], dict[str, Any]] | None = None,
-) -> None:
+def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]]) -> None:
     """Writes each scheme's marker and name right of its line's end (x, y), without overlaps.
 
     The name of a line that ends early includes its end, instead of a leader across the others.
-    `dress` gives colour, gid and marker of lines that are not schemes.
     """
     if not ends:
         return
-    figure = lay_out(axes)
+    figure, size = lay_out(axes), 9
     width = 12 if figure.get_figwidth() <= NARROW else 20
     points = axes.get_window_extent().height / figure.dpi * 72
     pixels = axes.transAxes.inverted().transform(
@@ -255,8 +249,7 @@ def name_lines(
     heights = keep_apart(pixels[:, 1], 1.25 * size / points, 0.0, 1.0)
     last = max(x for _, x, _ in ends)
     for (scheme, x, y), height in zip(ends, heights, strict=True):
-        dressed = (dress or look)(scheme)
-        line = {field: dressed[field] for field in ("color", "gid")}
+        line = paint(scheme)
         leader = {"arrowstyle": "-", **line, "lw": 0.6, "alpha": 0.7, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
             "",
@@ -267,7 +260,7 @@ def name_lines(
             arrowprops=leader if x == last else {**leader, "alpha": 0},
             gid=line["gid"],
         )
-        mark = {**line, "marker": dressed["marker"], "ls": "", "mec": PAPER, "mew": 0.5}
+        mark = {**look(scheme, line=False), "mec": PAPER, "mew": 0.5}
         axes.plot([1.06], [height], transform=axes.transAxes, clip_on=False, ms=5.5, **mark)
         axes.annotate(
             label(scheme.name, width) + (f" (to {x:g})" if x < last else ""),

@@ -245,9 +245,6 @@ def ratio(times: Sequence[float], baseline: Sequence[float]) -> Ratio:
     return Ratio(float(np.median(ratios)), float(ratios.min()), float(ratios.max()))
 
 
-BINS = 36
-
-
 def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
     """A number with −, thousands separators, and — for None and what is not finite."""
     if value is None or not math.isfinite(value):
@@ -269,15 +266,3 @@ def shown(values: Sequence[float], digits: int) -> str:
     """The mean, and the standard deviation if there are several values."""
     deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
     return f"{np.mean(values):.{digits}f}{deviation}"
-
-
-def log_bins(values: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Means over log-spaced bins of positions 1, 2, …: (geometric centres, means).
-
-    The first bins hold one position each, so the steep start is not smoothed away.
-    """
-    x = np.asarray(values, np.float64)
-    edges = np.unique(np.round(np.geomspace(1, x.size + 1, BINS + 1)).astype(int))
-    pairs = list(zip(edges[:-1], edges[1:], strict=True))
-    centres = np.array([math.sqrt(low * (high - 1)) for low, high in pairs])
-    return centres, np.array([x[low - 1 : high - 1].mean() for low, high in pairs])

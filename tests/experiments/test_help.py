@@ -147,7 +147,7 @@ def test_what_a_terminal_has_no_character_for_is_replaced(monkeypatch, arguments
 # 86
 def test_figures_need_no_back_end():
     env = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "module://not.installed"}
-    show = "import experiments.programs.explore, experiments.reporting.comparison_report"
+    show = "import experiments.reporting.comparison_report"
     subprocess.run([sys.executable, "-c", show], cwd=ROOT, env=env, check=True)
     show = "import sys, os; sys.modules['ipykernel'] = os; import experiments; "
     show += "assert os.environ['MPLBACKEND'] == 'module://not.installed'"  # its own

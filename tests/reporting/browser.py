@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from experiments.programs import explore
+from experiments import explore
 from experiments.reporting import comparison_report, plotting, results
 from tests.reporting.comparisons import HOSTILE
 
@@ -65,8 +65,7 @@ def pages(browser_path, fake, tmp_path_factory):
     out = tmp_path_factory.mktemp("explore")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plotting, "picture", lambda *_: None)  # a page has the figures as SVG
-        explorer = explore.write(out, [explore.alibi_slopes])[-1]
-        return {"report": comparison_report.build(folder), "explorer": explorer}
+        return {"report": comparison_report.build(folder), "explorer": explore.write(out)}
 
 
 @pytest.fixture

@@ -6,11 +6,54 @@ import re
 import numpy as np
 import pytest
 
-from experiments.programs import explore
 from pe_jax.encodings import alibi, rope, rope_scaling, t5
 from tests.reporting import browser
+from tests.util import noise
 
 pytestmark = browser.MARKS
+
+
+def mean_product(theta, distance):
+    """E[q·R_d q]/E[q·q] over normal q: the mean of cos(d·θ_i) over the pairs."""
+    return np.cos(distance[:, None] * theta).mean(1)
+
+
+def product_bound(theta, distance):
+    """The mean of |S_i|, S_i = Σ_{j<i} e^{i·d·θ_j}, over i ≤ E/2, relative to its value at 0.
+
+    It bounds |q·R_d k| up to a factor of q and k alone: RoFormer (arXiv 2104.09864), §3.4.3.
+    """
+    sums = np.abs(np.exp(1j * distance[:, None] * theta).cumsum(1)).sum(1)
+    return sums / np.arange(1, theta.size + 1).sum()
+
+
+E, THETA = 16, np.asarray(rope.frequencies(16), np.float64)
+
+
+def rotated(x, distance):
+    return np.asarray(rope.rotate(x[:, None], np.asarray([distance]), rope.frequencies(E)))[:, 0]
+
+
+@pytest.mark.parametrize("distance", [0, 1, 7, 200])
+def test_the_mean_product_is_that_of_random_vectors(distance):
+    q = noise(200_000, 1, E)
+    found = (rotated(q, distance) * q).sum(-1).mean() / (q * q).sum(-1).mean()
+    mean = mean_product(THETA, np.asarray([distance]))
+    np.testing.assert_allclose(found, mean[0], atol=0.01)
+
+
+def test_the_bound_holds_for_any_vectors():
+    """RoFormer, eq. 37: |q·R_d k| ≤ max|h_{i+1} - h_i|·Σ|S_i|, h_i the product of pair i."""
+    q, k = noise(2, 100, 1, E).astype(np.float64)
+    h = np.stack(np.split(q, 2, -1), -1) @ [1, 1j] * (np.stack(np.split(k, 2, -1), -1) @ [1, -1j])
+    steps = np.abs(np.diff(h, axis=-1, append=0)).max(-1)
+    pairs = E // 2
+    for distance in (0, 1, 5, 40, 300):
+        size = np.abs((rotated(q.astype("f"), distance) * k).sum(-1))
+        sums = product_bound(THETA, np.asarray([distance]))[0] * pairs * (pairs + 1) / 2
+        assert (size <= steps * sums + 1e-3).all()
+    assert product_bound(THETA, np.asarray([0]))[0] == pytest.approx(1)
+    assert (product_bound(np.full(8, 0.3), np.arange(50)) > 1 - 1e-9).all()  # one angle: no decay
 
 
 # Python gives frequencies and slopes in float32: 2⁻²³ of each.
@@ -53,8 +96,8 @@ def test_the_frequencies_and_decays_of_the_page_are_those_of_python(visit):
         ours = np.asarray(rope.frequencies(s["width"], s["base"], scaling), np.float64)
         np.testing.assert_allclose(theta, ours, rtol=ROUNDING, err_msg=str(s))
         # an angle of d·θ errs by d·2⁻²⁴, and a cosine by no more
-        np.testing.assert_allclose(mean, explore.mean_product(ours, at), atol=1e-4)
-        np.testing.assert_allclose(bound, explore.bound(ours, at), atol=1e-4)
+        np.testing.assert_allclose(mean, mean_product(ours, at), atol=1e-4)
+        np.testing.assert_allclose(bound, product_bound(ours, at), atol=1e-4)
         gain = getattr(scaling, "attention_factor", 1.0)
         assert factor == pytest.approx(gain, rel=1e-12)
 
@@ -113,20 +156,20 @@ def test_what_is_drawn_follows_every_control(visit):
     set_to(page, base=500000, width=64, factor=4, original=2048, reach=100)
     theta = np.asarray(rope.frequencies(64, 5e5, rope_scaling.YaRN(4, 2048)), np.float64)
     at = np.arange(101)
-    np.testing.assert_allclose(drawn(page, "decay", 1), explore.mean_product(theta, at), atol=1e-4)
+    np.testing.assert_allclose(drawn(page, "decay", 1), mean_product(theta, at), atol=1e-4)
     plain = np.asarray(rope.frequencies(64, 5e5), np.float64)
-    np.testing.assert_allclose(drawn(page, "decay", 0), explore.mean_product(plain, at), atol=1e-4)
+    np.testing.assert_allclose(drawn(page, "decay", 0), mean_product(plain, at), atol=1e-4)
     waves = page.evaluate("widgets.drawn.waves.series[1].y")
     np.testing.assert_allclose(waves, 2 * np.pi / theta, rtol=ROUNDING)
     far = page.evaluate("widgets.drawn.bound.x")
     for line, one in enumerate((plain, theta)):
-        want = explore.bound(one, np.asarray(far))
+        want = product_bound(one, np.asarray(far))
         found = page.evaluate(f"widgets.drawn.bound.series[{line}].y")
         np.testing.assert_allclose(found, want, atol=1e-3)  # theta is float32, far is 32,768
     set_to(page, rope_tokens=40)
     values = np.asarray(page.evaluate("widgets.drawn['rope-map'].values"), float)
     assert np.isnan(values[:39]).all()  # what lies ahead
-    np.testing.assert_allclose(values[39:], explore.mean_product(theta, np.arange(40)), atol=1e-6)
+    np.testing.assert_allclose(values[39:], mean_product(theta, np.arange(40)), atol=1e-6)
     set_to(page, heads=12, head=9, alibi_tokens=32)
     slopes = page.evaluate("widgets.drawn.slopes.series")
     np.testing.assert_allclose(slopes[0]["y"], np.asarray(alibi.slopes(12)), rtol=ROUNDING)
@@ -164,7 +207,7 @@ def test_a_curve_stays_in_its_frame(visit):
     set_to(page, base=10, width=8, reach=512)
     low, _ = page.evaluate("widgets.drawn.decay.yRange")
     theta = np.asarray(rope.frequencies(8, 10.0), np.float64)
-    least = explore.mean_product(theta, np.arange(513)).min()
+    least = mean_product(theta, np.arange(513)).min()
     np.testing.assert_allclose(low, least, atol=1e-6)
     assert least < -0.9
 

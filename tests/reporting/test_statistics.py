@@ -240,12 +240,3 @@ def test_ratios_are_paired_by_repeat():
     assert (found.median, found.low, found.high) == (2.2, 2.0, 3.0)
     with pytest.raises(ValueError, match="repeats"):
         statistics.ratio([1.0], [1.0, 2.0])
-
-
-def test_log_bins_keep_the_first_positions_and_every_value_once():
-    values = np.arange(512.0)
-    centres, means = statistics.log_bins(values)
-    np.testing.assert_array_equal(centres[:4], [1, 2, 3, 4])
-    np.testing.assert_array_equal(means[:4], values[:4])
-    assert (np.diff(means) > 0).all()
-    assert means[-1] > 450
