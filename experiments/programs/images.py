@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,13 +11,10 @@ import optax
 
 from experiments.reporting import plotting
 from experiments.reporting.images_report import View, differences, figure, lines, table, views
-from experiments.running import launch, signals, sweep_runs
+from experiments.running import launch
 from experiments.running.configs.images import IMAGES, ImagesConfig
-from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
-from experiments.running.rate_search import Pair
 from experiments.running.run_names import title
-from experiments.running.run_table import Reporter
 from experiments.running.sweep_runs import RATES, Trials, completed
 from pe_jax import position_schemes
 from pe_jax import positions as pos
@@ -108,44 +104,6 @@ def validation(config: ImagesConfig, trainer: Classifier, params) -> float | Non
     return float(np.mean(losses)) if np.isfinite(losses).all() else None
 
 
-def train_once(
-    config: ImagesConfig,
-    trainer: Classifier,
-    conventions: list[str],
-    pair: Pair,
-    seed: int,
-    test: dict,
-    stop: signals.Stop,
-    report: Reporter,
-) -> dict:
-    """Trains once at a pair of rates; accuracies by convention of the positions.
-
-    Empty if a signal came.
-    """
-    rates = dict(zip(RATES, pair, strict=True))
-    begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
-    draw = functools.partial(trainer.images.draw, count=config.batch, side=config.sides[0])
-    state = trainer.init(seed, dataclasses.replace(config.optimizer, **rates))
-    in_flight = InFlight()
-    loss: float = np.nan
-    for step in range(config.steps):
-        batch = dict(zip(("images", "labels"), draw(jax.random.fold_in(keys, step)), strict=True))
-        state, step_metrics = trainer.step(state, batch, np.int32(seed))
-        in_flight.add(step_metrics.loss)
-        if (step + 1) % config.log_every == 0 or step + 1 == config.steps:
-            loss = float(step_metrics.loss)
-            patches = config.batch * (config.sides[0] // config.patch) ** 2
-            report(step + 1, config.steps, loss, patches)
-            if int(state.skipped[0]) > trainer.skips:
-                return {"status": "diverged", "step": step + 1}
-        if stop.signal is not None:
-            return {}
-    accuracy = {c: accuracies(config, trainer, c, state.params, test) for c in conventions}
-    result = {"status": "ok", "loss": loss, "accuracy": accuracy}
-    result["validation_loss"] = validation(config, trainer, state.params)
-    return {**result, "seconds": time.monotonic() - begin}
-
-
 def trained_with(convention: str) -> str:
     """The convention of positions in training; tables are resized in tests alone."""
     return "index" if convention == "resized" else convention
@@ -169,12 +127,16 @@ def run(
     positions, augment = places(axes, convention, trained, trained), convention == "augmented"
     trainer = functools.cache(lambda: Classifier(config, spec, positions, trials.job.mesh, augment))
 
-    def train(pair: Pair, seed: int, report: Reporter) -> dict:
-        return train_once(
-            config, trainer(), conventions, pair, seed, test(), trials.job.stop, report
-        )
+    def draw(key: jax.Array, step: int) -> tuple[dict, int]:
+        key = jax.random.fold_in(key, step - 1)
+        pixels, labels = IMAGES[config.images].draw(key, count=config.batch, side=config.sides[0])
+        return {"images": pixels, "labels": labels}, config.batch * trained**2
 
-    return trials.every_seed(config, spec, train)
+    def score(params) -> dict:
+        accuracy = {c: accuracies(config, trainer(), c, params, test()) for c in conventions}
+        return {"accuracy": accuracy, "validation_loss": validation(config, trainer(), params)}
+
+    return trials.every_seed(functools.partial(trials.train, trainer, draw, score))
 
 
 def draw_test_sets(config: ImagesConfig) -> dict[View, tuple[np.ndarray, np.ndarray]]:
@@ -219,11 +181,7 @@ def main(config: ImagesConfig) -> None:
     workdir = Path(config.workdir)
     parts = {item: (item[0], *conventions) for item, conventions in grouped(config).items()}
     train = functools.partial(run, config, functools.cache(lambda: draw_test_sets(config)))
-
-    def count_runs(item: tuple[str, str]) -> int:
-        return sweep_runs.count_runs(config, item[0])
-
-    with completed(config, BINDING, parts, count_runs, train) as (now, runs):
+    with completed(config, BINDING, parts, train) as (now, runs):
         encodings = collect(config, runs)
         compared = differences(config, encodings)
         save_json(

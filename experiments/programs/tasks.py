@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +12,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.reporting import plotting, tasks_report
-from experiments.running import launch, signals, sweep_runs
+from experiments.running import launch
 from experiments.running.configs.tasks import TasksConfig
-from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
-from experiments.running.rate_search import Pair
 from experiments.running.references import with_references
-from experiments.running.run_table import Reporter
-from experiments.running.sweep_runs import RATES, Trials, completed
+from experiments.running.sweep_runs import Trials, completed
 from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.step import POSITION_FOLD, Trainer, token_losses
@@ -185,38 +181,6 @@ def _places_in_answers(rows: Iterator[dict]) -> tuple[np.ndarray, ...]:
     return targets, weights, np.where(weights > 0, weights.cumsum(1).astype(int) - 1, -1)
 
 
-def train_once(
-    config: TasksConfig,
-    solver: Solver,
-    pair: Pair,
-    task: tasks.Task,
-    seed: int,
-    stop: signals.Stop,
-    report: Reporter,
-) -> dict:
-    """Trains once at a pair of rates; scores by length. Empty if a signal came."""
-    begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
-    rates = dict(zip(RATES, pair, strict=True))
-    state = solver.init(seed, dataclasses.replace(config.optimizer, **rates))
-    loss, in_flight = np.nan, InFlight()
-    for step in range(1, config.steps + 1):
-        key = jax.random.fold_in(keys, step)
-        lengths = task.shortest, config.length
-        batch = tasks.batch(task, key, config.batch, *lengths, config.model.causal)
-        state, step_metrics = solver.step(state, batch, np.int32(seed))
-        in_flight.add(step_metrics.loss)
-        if step % config.log_every == 0 or step == config.steps:
-            loss = float(step_metrics.loss)
-            report(step, config.steps, loss, batch["tokens"].size)
-            if int(state.skipped[0]) > solver.skips:
-                return {"status": "diverged", "step": step}
-        if stop.signal is not None:
-            return {}
-    result = {"status": "ok", "loss": loss, "scores": score(config, solver, task, state.params)}
-    result["validation_loss"] = validation(config, solver, task, state.params)
-    return {**result, "seconds": time.monotonic() - begin}
-
-
 def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
     """Every run of an encoding with its positions: task → seed → its result, with its rates."""
 
@@ -224,20 +188,24 @@ def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
     def solver(vocab: int) -> Solver:  # one program for all tasks of few symbols
         return Solver(config, *entry, trials.job.mesh, vocab)
 
-    def train(name: str, pair: Pair, seed: int, report: Reporter) -> dict:
+    def every_seed(name: str) -> dict:
         task = tasks.TASKS[name]
-        solve = solver(max(tasks.VOCAB, task.vocab))
-        return train_once(config, solve, pair, task, seed, trials.job.stop, report)
+        make_solver = functools.partial(solver, max(tasks.VOCAB, task.vocab))
+        lengths = task.shortest, config.length
 
-    return {
-        name: trials.every_seed(config, entry[0], functools.partial(train, name), name)
-        for name in config.tasks
-    }
+        def draw(key: jax.Array, step: int) -> tuple[dict, int]:
+            key = jax.random.fold_in(key, step)
+            batch = tasks.batch(task, key, config.batch, *lengths, config.model.causal)
+            return batch, batch["tokens"].size
 
+        def scored(params: Any) -> dict:
+            arguments = config, make_solver(), task, params
+            return {"scores": score(*arguments), "validation_loss": validation(*arguments)}
 
-def count_runs(config: TasksConfig, entry: tuple[str, str]) -> int:
-    """The number of runs of an encoding with its positions."""
-    return len(config.tasks) * sweep_runs.count_runs(config, entry[0])
+        train = functools.partial(trials.train, make_solver, draw, scored)
+        return trials.every_seed(train, name)
+
+    return {name: every_seed(name) for name in config.tasks}
 
 
 def digests(config: TasksConfig, saved: dict) -> dict:
@@ -262,8 +230,7 @@ def main(config: TasksConfig) -> None:
     config = with_references(config, config.encodings)
     parts = {entry: entry for entry in config.entries()}
     train, also = functools.partial(run, config), functools.partial(digests, config)
-    counts = functools.partial(count_runs, config)
-    with completed(config, BINDING, parts, counts, train, also) as (now, runs):
+    with completed(config, BINDING, parts, train, len(config.tasks), also) as (now, runs):
         entries = tasks_report.collect(
             config, runs, lambda name: best_fixed_answers(config, tasks.TASKS[name])
         )

@@ -5,15 +5,19 @@ import dataclasses
 import functools
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from experiments.running import rate_search, signals
 from experiments.running.configs.sweep import TrialsConfig
 from experiments.running.errors import one_line_errors
+from experiments.running.in_flight import InFlight
 from experiments.running.lock import Lock
 from experiments.running.parallel_runs import run_in_parallel, run_meshes
 from experiments.running.provenance import environment, save_json
@@ -22,6 +26,7 @@ from experiments.running.run_names import folder, rates_name
 from experiments.running.run_table import Reporter, RunTable
 from pe_jax.training import sharding
 from pe_jax.training.checkpoint import check_same
+from pe_jax.training.step import Trainer
 
 RATES = ("learning_rate", "encoding_rate")
 
@@ -106,40 +111,25 @@ class Trials:
     """Short runs of a job, one file each.
 
     Attributes:
+      config: of the sweep.
       folder: of the files.
-      entry: what the job trains, saved with each result.
+      entry: what the job trains, its encoding first; saved with each result.
       job: runs them.
     """
 
-    def __init__(self, folder: Path, entry: list[str], job: Job):
-        self.folder, self.entry, self.job = folder, entry, job
-
-    def result(self, name: str, train: Callable[[Reporter], dict]) -> dict:
-        """The saved result of the run, or that of `train`; empty if a signal came first."""
-        path, label = self.folder / f"{name}.json", f"{' '.join(self.entry)} {name}"
-
-        def train_and_save() -> None:
-            if result := train(Reporter(self.job.table.report, label)):
-                save_json(path, {"entry": self.entry, **environment(), **result})
-
-        finished = self.job.run(label, [path], train_and_save)
-        return json.loads(path.read_text()) if finished else {}  # new ones too: keys are strings
+    def __init__(self, config: TrialsConfig, folder: Path, entry: list[str], job: Job):
+        self.config, self.folder, self.entry, self.job = config, folder, entry, job
 
     def every_seed(
-        self,
-        config: TrialsConfig,
-        spec: str,
-        train: Callable[[Pair, int, Reporter], dict],
-        name: str = "",
+        self, train: Callable[[Pair, int, Reporter], dict], name: str = ""
     ) -> dict[int, dict]:
         """Seed → its result, with the rates that the first seed chose.
 
         Args:
-          config: of the sweep.
-          spec: the encoding, whose parameters may have separate rates.
           train: (rates, seed, …) → result with its `validation_loss`, None if that is not finite.
           name: of these runs, before their rates and seeds, if the entry has others.
         """
+        config = self.config
         first, *others = range(config.seed, config.seed + config.seeds)
         tried = {}
 
@@ -153,23 +143,67 @@ class Trials:
             loss = tried[pair].get("validation_loss")
             return math.inf if loss is None else loss
 
-        pairs = rate_search.grid(config, spec)
+        pairs = rate_search.grid(config, self.entry[0])
         used = rate_search.best(self.job.search(pairs, loss, config.rate_rounds, config.steps))
         return {first: tried[used]} | {seed: run(used, seed) for seed in others}
 
+    def result(self, name: str, train: Callable[[Reporter], dict]) -> dict:
+        """The saved result of the run, or that of `train`; empty if a signal came first."""
+        path, label = self.folder / f"{name}.json", f"{' '.join(self.entry)} {name}"
 
-def count_runs(config: TrialsConfig, spec: str) -> int:
-    """How many runs `Trials.every_seed` has, before any further rounds."""
-    return len(rate_search.grid(config, spec)) + config.seeds - 1
+        def train_and_save() -> None:
+            if result := train(Reporter(self.job.table.report, label)):
+                save_json(path, {"entry": self.entry, **environment(), **result})
+
+        finished = self.job.run(label, [path], train_and_save)
+        return json.loads(path.read_text()) if finished else {}  # new ones too: keys are strings
+
+    def train(
+        self,
+        make_trainer: Callable[[], Trainer],
+        draw: Callable[[jax.Array, int], tuple[dict, int]],
+        score: Callable[[Any], dict],
+        pair: Pair,
+        seed: int,
+        report: Reporter,
+    ) -> dict:
+        """Trains at a pair of rates, and returns the result; empty if a signal came.
+
+        Args:
+          make_trainer: called once; a function, so that finished runs need none.
+          draw: (PRNG key of the seed, step from 1 on) → a batch, and its number of tokens.
+          score: parameters → more fields of the result.
+          pair: the learning rate, and the multiple of it for parameters of encodings.
+          seed: of the parameters and the batches.
+          report: called every `log_every` steps and after the last.
+        """
+        begin, config, trainer = time.monotonic(), self.config, make_trainer()
+        rates = dict(zip(RATES, pair, strict=True))
+        state = trainer.init(seed, dataclasses.replace(config.optimizer, **rates))
+        key = jax.random.fold_in(jax.random.key(seed), 1)
+        loss, in_flight = math.nan, InFlight()
+        for step in range(1, config.steps + 1):
+            batch, tokens = draw(key, step)
+            state, metrics = trainer.step(state, batch, np.int32(seed))
+            in_flight.add(metrics.loss)
+            if step % config.log_every == 0 or step == config.steps:
+                loss = float(metrics.loss)
+                report(step, config.steps, loss, tokens)
+                if int(state.skipped[0]) > trainer.skips:
+                    return {"status": "diverged", "step": step}
+            if self.job.stop.signal is not None:
+                return {}
+        result = {"status": "ok", "loss": loss, **score(state.params)}
+        return {**result, "seconds": time.monotonic() - begin}
 
 
 @contextlib.contextmanager
 def completed(
     config: TrialsConfig,
     binding: tuple[str, ...],
-    entries: Mapping[Any, Iterable[str]],
-    runs: Callable[[Any], int],
-    run: Callable[[Any, Trials], Any],
+    entries: Mapping[tuple[str, str], Iterable[str]],
+    run: Callable[[tuple[str, str], Trials], Any],
+    searches: int = 1,
     also: Callable[[dict], dict] = lambda saved: {},
 ) -> Iterator[tuple[dict, dict]]:
     """Locks the workdir and trains missing trials; yields the config as saved, and all results.
@@ -179,9 +213,9 @@ def completed(
     Args:
       config: of the sweep.
       binding: fields that must equal those of the workdir's config.
-      entries: what runs in parallel → the parts of its folder's name.
-      runs: the number of runs of an entry.
+      entries: what runs in parallel, an encoding first → the parts of its folder's name.
       run: trains all runs of an entry.
+      searches: how often it calls `Trials.every_seed`.
       also: saved config → more fields to save; may raise ConfigError.
     """
     workdir = Path(config.workdir)
@@ -196,8 +230,10 @@ def completed(
         description = now | also(saved)
 
     def run_entry(job: Job) -> Any:
-        return run(job.name, Trials(folders[job.name], [*entries[job.name]], job))
+        return run(job.name, Trials(config, folders[job.name], [*entries[job.name]], job))
 
     with locked(workdir, path.name, description):
-        jobs = {entry: [config.steps] * runs(entry) for entry in entries}
+        grids = {entry: len(rate_search.grid(config, entry[0])) for entry in entries}
+        counts = {entry: searches * (size + config.seeds - 1) for entry, size in grids.items()}
+        jobs = {entry: [config.steps] * count for entry, count in counts.items()}
         yield now, run_jobs(jobs, run_entry, meshes)
