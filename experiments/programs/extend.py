@@ -12,7 +12,6 @@ from experiments.running.configs.extend import ExtendConfig
 from experiments.running.errors import one_line_errors
 from experiments.running.extension.bases import SHARED, Base, check_comparable, read_base
 from experiments.running.extension.methods import extended, names
-from experiments.running.extension.passkey_answers import questions
 from experiments.running.extension.runs import Methods, longer, target
 from experiments.running.parallel_runs import run_meshes
 from experiments.running.provenance import command, environments, save_json
@@ -20,7 +19,7 @@ from experiments.running.references import with_references
 from experiments.running.sweep_runs import locked, run_jobs
 from experiments.running.training_loop import Source, batches, open_source
 from pe_jax.encodings.rope import RoPE
-from pe_jax.training import sharding
+from pe_jax.training import data, passkeys, sharding
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError
@@ -61,6 +60,24 @@ def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
     return source
 
 
+def passkey_questions(config: ExtendConfig, source: Source) -> dict[int, tuple | None]:
+    """Length → questions for passkeys; None where a length is too short for one."""
+    by_length: dict[int, tuple | None] = {}
+    for length in config.eval.lengths:
+        by_length[length] = None
+        if length + 1 >= passkeys.room(source.tokens):
+            text = data.eval_windows(
+                source.corpus,
+                source.tokens,
+                split=config.eval.split,
+                count=config.trials,
+                length=length + 1,
+                field="trials",
+            )
+            by_length[length] = passkeys.questions(text, source.tokens, config.depths, seed=length)
+    return by_length
+
+
 def described(config: ExtendConfig, bases: list[Base]) -> dict:
     """The configuration and checkpoints of the results, as JSON."""
     description = dataclasses.asdict(config)
@@ -93,7 +110,7 @@ def main(config: ExtendConfig) -> None:
         meshes = run_meshes(config)
         bases = [read_base(local("runs", folder).absolute()) for folder in config.runs]
         source = check(config, bases, meshes[0])
-        passkeys_by_length = questions(config, source)
+        passkeys_by_length = passkey_questions(config, source)
         now = described(config, bases)
         now["checkpoints"] = check_resumable(config, now) | now["checkpoints"]
     with locked(workdir, "config.json", now):

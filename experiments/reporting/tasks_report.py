@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import rich.table
 
-from experiments.reporting import accuracy_differences, plotting
+from experiments.reporting import accuracy_differences, plotting, statistics
 from experiments.reporting.accuracy_differences import Difference, judged, line
 from experiments.running.configs.tasks import TasksConfig
 from experiments.running.run_names import find, short_names, title
@@ -97,24 +97,15 @@ def difference(config: TasksConfig, entry: dict, other: dict) -> Difference:
 
 def differences(config: TasksConfig, entries: list[dict]) -> dict[str, list[dict]]:
     """All of `pairs`, judged: by family, each corrected separately."""
-    return {
-        family: judged(
-            [difference(config, *pair) for pair in compared], "tokens", _copies(compared)
-        )
-        for family, compared in pairs(config, entries).items()
-    }
-
-
-def _copies(compared: list[tuple[dict, dict]]) -> dict[str, str | None]:
-    """Comparisons with the scores of an earlier one; None if both sides have the same scores."""
-    first: dict[str, str] = {}
-    copies: dict[str, str | None] = {}
-    for entry, other in compared:
-        sides = [json.dumps(side["scores"], sort_keys=True) for side in (entry, other)]
-        earlier = first.setdefault(json.dumps(sides), entry["name"])
-        if sides[0] == sides[1] or earlier != entry["name"]:
-            copies[entry["name"]] = None if sides[0] == sides[1] else earlier
-    return copies
+    judgements = {}
+    for family, compared in pairs(config, entries).items():
+        outcomes = {}
+        for entry, other in compared:
+            ours, theirs = (json.dumps(e["scores"], sort_keys=True) for e in (entry, other))
+            outcomes[entry["name"]] = "same" if ours == theirs else (ours, theirs)
+        found = [difference(config, *pair) for pair in compared]
+        judgements[family] = judged(found, "tokens", statistics.copies(outcomes, "same"))
+    return judgements
 
 
 def lines(config: TasksConfig, differences: dict[str, list[dict]]) -> list[str]:

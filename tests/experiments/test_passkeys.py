@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.running.extension import passkey_answers
+from experiments.running.extension import runs
 from pe_jax.training import data, passkeys, tokenizer
 from tests.experiments.extensions import base_config, settings
 from tests.test_data import written
@@ -87,5 +87,5 @@ def test_an_answer_counts_where_all_of_its_tokens_are_the_likeliest(tmp_path):
 
     config = change(settings(base_config(tmp_path), "unused"), depths=2)
     asked = {6: (rows, where), 3: None}
-    found = passkey_answers.answers(config, Fake(), None, asked)  # pyright: ignore
+    found = runs.passkey_accuracy(config, Fake(), None, asked)  # pyright: ignore
     assert found == {"6": {"exact": [1.0, 0.0], "tokens": [1.0, 0.25]}, "3": None}

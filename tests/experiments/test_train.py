@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from experiments.programs import generate
+from experiments import generate
 from experiments.running import in_flight, profiler, signals, trained_run
 from experiments.running import training_loop as program
 from pe_jax.training import tokenizer, utilization

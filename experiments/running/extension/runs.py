@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import longrope_search
 from experiments.running.extension.bases import Base
 from experiments.running.extension.methods import drops_rope, names
-from experiments.running.extension.passkey_answers import answers
 from experiments.running.provenance import environment, save_json
 from experiments.running.run_names import folder
 from experiments.running.sweep_runs import Job
@@ -127,17 +127,14 @@ class Methods:
     def run(self, encoding: str, job: Job) -> dict[int, dict]:
         """The method of a job on every run: seed → "plain" and "tuned" → its results."""
         config, name, by_seed = self.config, job.name, {}
-        evaluator = functools.cache(lambda run: Evaluator(prepare(run, job.mesh), config.eval))
         first = longer(config, self.bases[0], encoding, Path(config.workdir))
+        evaluator = functools.cache(lambda: Evaluator(prepare(first, job.mesh), config.eval))
         for base in self.bases:
             folder_name = folder(names(config)[name])
             path = Path(config.workdir, "runs", folder_name, f"seed{base.config.seed}")
             paths = {part: path / f"{part}.json" for part in self.parts}
             label, run = f"{name} seed {base.config.seed}", longer(config, base, encoding, path)
-
-            def train(label=label, base=base, run=run, paths=paths) -> None:
-                self._run_parts(label, base, run, evaluator(first), paths, job)
-
+            train = functools.partial(self._run_parts, label, base, run, evaluator, paths, job)
             if job.run(label, paths.values(), train):
                 by_seed[base.config.seed] = _read_parts(name, encoding, paths)
         return by_seed
@@ -147,11 +144,12 @@ class Methods:
         label: str,
         base: Base,
         run: Config,
-        evaluator: Evaluator,
+        make_evaluator: Callable[[], Evaluator],
         paths: dict[str, Path],
         job: Job,
     ) -> None:
         """Evaluates a run with a method, and again after the fine-tune, unless a signal came."""
+        evaluator = make_evaluator()
         state = self._restored(base, run, evaluator.trainer)
         for part, path in paths.items():
             if job.stop.signal is not None or path.exists():
@@ -165,7 +163,9 @@ class Methods:
                     if job.stop.signal is not None:
                         return
                 result |= evaluate(evaluator, self.source, state)
-                result["passkeys"] = answers(self.config, evaluator, state.params, self.passkeys)
+                result["passkeys"] = passkey_accuracy(
+                    self.config, evaluator, state.params, self.passkeys
+                )
             except Diverged as error:
                 result |= {"status": "diverged", "reason": str(error)}
             save_json(path, result | {"seconds": time.monotonic() - begin, **environment()})
@@ -185,6 +185,24 @@ def with_trained(fresh: Any, trained: Any) -> Any:
     """Parameters of a model, from a trained one that has some of them."""
     by_path = dict(jax.tree.leaves_with_path(trained))
     return jax.tree.map_with_path(lambda path, x: by_path.get(path, x), fresh)
+
+
+def passkey_accuracy(config: ExtendConfig, evaluator: Evaluator, params, questions: dict) -> dict:
+    """The fraction of passkeys and of their tokens that are right, by length and depth.
+
+    Each token is the likeliest after the question and the true answer so far, so that an answer is
+    right if greedy decoding gives it.
+    """
+    by_length: dict = {}
+    for length, rows_and_targets in questions.items():
+        by_length[str(length)] = None
+        if rows_and_targets is not None:
+            rows, target = rows_and_targets
+            _, correct = evaluator.run(params, rows)
+            exact = (correct | ~target).all(1).reshape(config.depths, -1).mean(1)
+            tokens = ((correct & target).sum(1) / target.sum(1)).reshape(config.depths, -1).mean(1)
+            by_length[str(length)] = {"exact": exact.tolist(), "tokens": tokens.tolist()}
+    return by_length
 
 
 def _read_parts(name: str, encoding: str, paths: dict[str, Path]) -> dict[str, dict]:
