@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,14 @@ from jax.sharding import Mesh
 from experiments.measuring import flops, model_speed
 from experiments.measuring.hlo_trip_counts import tiles
 from experiments.reporting import comparison_report, join_comparisons, results
-from experiments.running import launch, rate_search, signals
+from experiments.running import launch, rate_search
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.errors import one_line_errors
 from experiments.running.parallel_runs import run_meshes
 from experiments.running.provenance import command, environment, save_json, versions
 from experiments.running.references import with_references
 from experiments.running.run_names import folder, short_names
-from experiments.running.sweep_runs import Job, locked, run_jobs
+from experiments.running.sweep_runs import RATES, Job, locked, run_jobs
 from experiments.running.training_loop import (
     Diverged,
     Source,
@@ -38,9 +37,8 @@ from experiments.running.training_loop import (
 from pe_jax.encodings.base import Params
 from pe_jax.training import tasks
 from pe_jax.training.checkpoint import check_same
-from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
+from pe_jax.training.config import Config, EvalConfig
 from pe_jax.training.evaluate import Evaluator, windows
-from pe_jax.training.metrics import Progress
 from pe_jax.training.optimizer import is_encoding
 from pe_jax.training.paths import local
 from pe_jax.training.sharding import path_name
@@ -75,17 +73,6 @@ def check_evaluation(config: CompareConfig) -> EvalConfig:
 def seeds(config: CompareConfig) -> list[int]:
     """The seeds of each encoding's runs."""
     return [config.seed + k for k in range(config.seeds)]
-
-
-def with_encoding(config: CompareConfig, spec: str) -> CompareConfig:
-    """The config with a model of this encoding."""
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, encoding=spec))
-
-
-def with_rates(optimizer: OptimizerConfig, pair: rate_search.Pair) -> OptimizerConfig:
-    """The optimizer with a learning rate, and a multiple of it for parameters of encodings."""
-    learning_rate, encoding_rate = pair
-    return dataclasses.replace(optimizer, learning_rate=learning_rate, encoding_rate=encoding_rate)
 
 
 def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -> dict:
@@ -151,42 +138,6 @@ def count_parameters(trainer: Trainer) -> dict:
     sizes = [(path_name(path), leaf.size) for path, leaf in leaves]
     encoding_sizes = [n for path, n in sizes if is_encoding(path)]
     return {"parameters": sum(n for _, n in sizes), "encoding_parameters": sum(encoding_sizes)}
-
-
-def train_run(
-    config: Config,
-    source: Source,
-    validation: Source,
-    evaluator: Evaluator,
-    label: str,
-    stop: signals.Stop,
-    report: Callable[[Progress], None],
-) -> None:
-    """Trains one run and writes its `evaluation.json`, unless a signal came.
-
-    Losses during training are on `validation`, the final ones on `source`.
-    """
-    folder = Path(config.workdir)
-    begin, trainer = time.monotonic(), evaluator.trainer
-    result: dict = count_parameters(trainer)
-    result["learning_rate"] = config.optimizer.learning_rate
-    result["encoding_rate"] = config.optimizer.encoding_rate
-    save_json(folder / "config.json", run_metadata(config, source))
-    try:
-        state = train(config, validation, evaluator, label, stop, report=report)
-    except Diverged as error:
-        result |= {"status": "diverged", "reason": str(error), **environment()}
-        save_json(folder / "evaluation.json", result)
-        return
-    if stop.signal is not None:
-        return
-    result |= {"status": "ok", "reason": "", "flops_per_token": flops_per_token(config, trainer)}
-    result |= evaluate(evaluator, source, state)
-    save_encoding(folder, trainer, state.params)
-    rows, _, _ = results.read_metrics(folder / "metrics.jsonl")
-    last = next((row["loss"] for row in reversed(rows) if row["loss"] is not None), None)
-    result |= {"seconds": time.monotonic() - begin, "train_loss": last, **environment()}
-    save_json(folder / "evaluation.json", result)
 
 
 def flops_per_token(config: Config, trainer: Trainer) -> float:
@@ -313,24 +264,49 @@ class SchemeRuns:
 
     def _finish(self, run: Config, label: str, source: Source) -> None:
         """Trains a run to its end, unless it is finished or a signal comes."""
-        job, data = self.job, (source, self.sources[1])
+        evaluation = Path(run.workdir) / "evaluation.json"
+        self.job.run(label, [evaluation], lambda: self.train_run(run, label, source))
 
-        def train() -> None:
-            train_run(run, *data, self._evaluator(run), label, job.stop, job.table.report)
+    def train_run(self, run: Config, label: str, source: Source) -> None:
+        """Trains one run and writes its `evaluation.json`, unless a signal came.
 
-        job.run(label, [Path(run.workdir) / "evaluation.json"], train)
+        Losses during training are on the second of the sources, the final ones on `source`.
+        """
+        workdir, evaluator, job = Path(run.workdir), self.evaluator(run), self.job
+        begin, trainer = time.monotonic(), evaluator.trainer
+        result: dict = count_parameters(trainer)
+        result["learning_rate"] = run.optimizer.learning_rate
+        result["encoding_rate"] = run.optimizer.encoding_rate
+        save_json(workdir / "config.json", run_metadata(run, source))
+        try:
+            during, report = self.sources[1], job.table.report
+            state = train(run, during, evaluator, label, job.stop, report=report)
+        except Diverged as error:
+            result |= {"status": "diverged", "reason": str(error), **environment()}
+            save_json(workdir / "evaluation.json", result)
+            return
+        if job.stop.signal is not None:
+            return
+        result |= {"status": "ok", "reason": "", "flops_per_token": flops_per_token(run, trainer)}
+        result |= evaluate(evaluator, source, state)
+        save_encoding(workdir, trainer, state.params)
+        rows, _, _ = results.read_metrics(workdir / "metrics.jsonl")
+        last = next((row["loss"] for row in reversed(rows) if row["loss"] is not None), None)
+        result |= {"seconds": time.monotonic() - begin, "train_loss": last, **environment()}
+        save_json(workdir / "evaluation.json", result)
 
     def _config(self, path: Path, pair: rate_search.Pair, **fields: Any) -> Config:
-        config = self.config
+        config, rates = self.config, dict(zip(RATES, pair, strict=True))
         common = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
         common |= {
             "workdir": str(Path(config.workdir) / path),
             "model": self.model,
-            "optimizer": with_rates(config.optimizer, pair),
+            "optimizer": dataclasses.replace(config.optimizer, **rates),
         }
         return Config(**common | fields)
 
-    def _evaluator(self, run: Config) -> Evaluator:
+    def evaluator(self, run: Config) -> Evaluator:
+        """The evaluator of a run, with the programs of others of as many steps."""
         key = run.steps, self.job.mesh
         if key not in self.programs:
             self.programs[key] = Evaluator(prepare(run, self.job.mesh), run.eval)
@@ -380,10 +356,9 @@ def main(config: CompareConfig) -> None:
         about = manifest(config, source, encodings)
         check_resumable(config, about)
         config = with_vocab(config, source.vocab)
-        evaluators = {
-            name: Evaluator(prepare(with_encoding(config, spec), meshes[0]), config.eval)
-            for name, spec in encodings.items()
-        }
+        models = zip(encodings, config.models(), strict=True)
+        configs = {name: dataclasses.replace(config, model=model) for name, model in models}
+        evaluators = {n: Evaluator(prepare(c, meshes[0]), c.eval) for n, c in configs.items()}
         warn_of_reference(about, evaluators)
     with locked(workdir, "manifest.json", about):
         train_missing(config, sources, evaluators, meshes)

@@ -43,7 +43,7 @@ def run(main: Callable[[Any], None], default: str, kind: type) -> None:
     """
     from ml_collections import config_flags  # programs without a config do without it
 
-    repeated = repeated_flags(kind)
+    repeated = [f.name for f in dataclasses.fields(kind) if help_text.is_strings(f.default)]
     if "encodings" not in repeated:
         flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
     for name in repeated:
@@ -95,11 +95,6 @@ def _show_help(what: str, main: Callable, config: Any) -> NoReturn:
     except BrokenPipeError:  # the reader, as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
-
-
-def repeated_flags(kind: type) -> list[str]:
-    """The fields of a config that are tuples of strings, each with a flag that repeats."""
-    return [f.name for f in dataclasses.fields(kind) if help_text.is_strings(f.default)]
 
 
 def keep_programs() -> None:
@@ -199,7 +194,7 @@ def overridden(config: Any, repeated: Sequence[str]) -> Any:
     encodings = values_of.get("encodings", ())
     if len(encodings) == 1 and len(pattern_parts(encodings[0])) > 1:
         logging.warning("encodings: %s", _one_or_many("encodings", encodings[0]))
-    chosen = {name for name in ("baseline", "reference") if f"config.{name}" in flags.FLAGS}
+    chosen = {name for name in references.REFERENCES if f"config.{name}" in flags.FLAGS}
     return references.with_values(config, values_of, chosen)
 
 

@@ -228,9 +228,13 @@ def train(
     folder, trainer = paths.folder(config.workdir), evaluator.trainer
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
-        metadata = _checkpoint_metadata(config, source, trainer.mesh)
+        data_parts, processes = sharding.data_shard(trainer.mesh)[1], jax.process_count()
+        more = {"readers": [data_parts, processes], "devices": dict(trainer.mesh.shape)}
+        metadata = run_metadata(config, source) | more
         trainer.compile(config.batch, config.length)
-        state = _new_state(trainer, config, params)
+        state = trainer.init(config.seed, config.optimizer)
+        if params is not None:  # a copy, since steps donate their state
+            state = state._replace(params=jax.tree.map(jnp.copy, params))
         distributed.wait_for_all()
         state, rows, done = _resumed(checkpoints, config, source, trainer, state, metadata)
         if done:
@@ -298,20 +302,6 @@ def _due(config: Config, step: int, stopping: bool) -> Due:
 
 def _is_multiple(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _checkpoint_metadata(config: Config, source: Source, mesh: Mesh) -> dict:
-    """`run_metadata`, the number of data parts and of processes, and the mesh."""
-    readers = [sharding.data_shard(mesh)[1], jax.process_count()]
-    return run_metadata(config, source) | {"readers": readers, "devices": dict(mesh.shape)}
-
-
-def _new_state(trainer: Trainer, config: Config, params: Any) -> State:
-    """A new model and optimizer, or a new optimizer for a copy of `params`."""
-    state = trainer.init(config.seed, config.optimizer)
-    if params is None:
-        return state
-    return state._replace(params=jax.tree.map(jnp.copy, params))  # steps donate their state
 
 
 def _resumed(

@@ -243,7 +243,7 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
     more = tmp_path / "more"
     shutil.copytree(folder, more)
     timed = []
-    monkeypatch.setattr(compare, "train_run", lambda *_: None)
+    monkeypatch.setattr(compare.SchemeRuns, "train_run", lambda *_: None)
     note = lambda _, e: timed.extend(e) or {"encodings": e}  # noqa: E731
     monkeypatch.setattr(compare.model_speed, "measure", note)
     monkeypatch.setattr(compare, "save_json", lambda *_: None)

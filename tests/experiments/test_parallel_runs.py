@@ -58,18 +58,17 @@ def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
     """Which devices each encoding's runs took, without training anything."""
     found = {}
 
-    def train_run(config, source, validation, evaluator, label, stop, report):
-        found.setdefault(label.split()[0], []).append(
-            evaluator.trainer.mesh.devices.ravel().tolist()
-        )
+    def train_run(runs, run, label, source):
+        mesh = runs.evaluator(run).trainer.mesh
+        found.setdefault(label.split()[0], []).append(mesh.devices.ravel().tolist())
         barrier.wait(timeout=30)  # all lanes are busy at the same time
-        compare.save_json(Path(config.workdir) / "evaluation.json", {})
+        compare.save_json(Path(run.workdir) / "evaluation.json", {})
 
     names = ("nope", "rope", "alibi", "t5")
     given = {"encodings": names, "reference": "rope", "seeds": 1, "workers": 0, **fields}
     config = change(settings(tmp_path), **given)
     barrier = threading.Barrier(min(len(names), len(parallel_runs.run_meshes(config))))
-    monkeypatch.setattr(compare, "train_run", train_run)
+    monkeypatch.setattr(compare.SchemeRuns, "train_run", train_run)
     monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
     monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")
     monkeypatch.setattr(compare.comparison_report, "summary", lambda _: "")
