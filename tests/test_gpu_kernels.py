@@ -182,7 +182,7 @@ CASES = {
     "alibi": Call("alibi", 200, sharp=0.1),
     "alibi, all": Call("alibi", 200, sharp=0.1, causal=False),
     "alibi+rope, elsewhere": Call("alibi+rope", 20, 50, **ELSEWHERE),
-    "sinks, elsewhere": Call("nope", 20, 50, window=5, sinks=3, causal=False, **ELSEWHERE),
+    "window, elsewhere": Call("nope", 20, 50, window=5, causal=False, **ELSEWHERE),
     "t5, packed": Call(T5, segments=PACKED),
     "buckets, window": Call("buckets(edges=(0,1,4))", 70, window=30),
     "clipped, shuffled": Call("clipped(clip=3)", window=9, index=SHUFFLED),
@@ -197,7 +197,7 @@ CASES = {
     ),
     "pairs": Call("absolute", 70),
     "pairs, every kind, packed": Call(
-        f"fire(width=3)+{T5}+shaw(clip=3)+alibi", window=20, sinks=2, causal=False, segments=PACKED
+        f"fire(width=3)+{T5}+shaw(clip=3)+alibi", window=20, causal=False, segments=PACKED
     ),
     "every distance, packed": Call(
         "transformer_xl+wave+shaw(clip=3)", causal=False, segments=PACKED
@@ -313,23 +313,6 @@ def test_all_keys_are_visited_where_not_only_a_decaying_bias_is_added(spec):
     assert operands.find_bounds(plan, operands.make_arrays(plan, terms, *rest)).bounds is None
 
 
-def test_between_sinks_and_window_no_key_is_visited():
-    """A document of 100 tokens, then one of 220: windows of 30, blocks of 16."""
-    segments = [np.repeat([[0, 1]], [100, 220], axis=1)] * 2
-    call = Call("nope", 320, window=30, sinks=3, segments=segments)
-    for side in (0, 1):
-        rank = np.concatenate([np.arange(100), np.arange(220)])[None]
-        call.tokens[side] = call.tokens[side]._replace(rank=rank)
-    spec, terms, *rest = call.arguments(call.params, *call.arrays)
-    plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
-    arrays = operands.make_arrays(plan, terms, *rest)
-    of_queries, of_keys = (operands.find_bounds(plan, arrays, own).sinks for own in (False, True))
-    first, last = (np.asarray(x)[0, 0] for x in of_queries)
-    assert (first[-1], last[-1]) == (6, 7) and (first[5], last[5]) == (0, 1) and first[1] > last[1]
-    first, last = (np.asarray(x)[0, 0] for x in of_keys)
-    assert (first[0], last[0]) == (3, 7) and (first[6], last[6]) == (9, 20) and first[9] > last[9]
-
-
 # What a GPU would be given.
 
 
@@ -381,6 +364,7 @@ def test_a_refusal_says_why():
     for call, reason in (
         (Call("transformer_xl", positions=SHUFFLED), "relative vectors without a horizon"),
         (Call("shaw(clip=2000)", 2500, causal=False), "4001 distances of tables and vectors"),
+        (Call("nope", window=5, sinks=3), "it has no attention sinks of a window"),
         (Call("nope", 4, width=300), "heads of width 300"),
         (mixed, "operands in bfloat16 and float32"),
         (plane, "formulas or vectors of distances of 2 axes"),

@@ -1,4 +1,4 @@
-"""The GPU engine on what reads tokens' states, caps scores or keeps sinks: it is the dense one."""
+"""The GPU engine on what reads tokens' states or caps scores: it is the dense one."""
 
 import functools
 
@@ -34,15 +34,14 @@ CASES = {
     "shaw, cap, packed": ("shaw(clip=3)", {"logit_cap": 1.5, "q_segments": PACKED}),
     "pairs of tokens, of pairs": ("fox+fire(width=3)+rope", {"logit_cap": 3.0}),
     "table of two axes": ("swin(width=10)+rope_2d", {"causal": False, "q_positions": PLANE}),
-    "many sinks, all": ("nope", {"window": 3, "sinks": 40, "causal": False}),
-    "shaw, sinks, all": ("shaw(clip=3)", {"window": 20, "sinks": 3, "causal": False}),
-    "alibi, sinks": ("alibi", {"window": 20, "sinks": 3, "length": 200, "sharp": 0.1}),
-    "t5, sinks, packed": (T5, {"window": 5, "sinks": 18, "q_segments": PACKED}),
-    "shaw, sinks, packed, all": (
+    "shaw, window, all": ("shaw(clip=3)", {"window": 20, "causal": False}),
+    "alibi, window": ("alibi", {"window": 20, "length": 200, "sharp": 0.1}),
+    "t5, window, packed": (T5, {"window": 5, "q_segments": PACKED}),
+    "shaw, window, packed, all": (
         "shaw(clip=3)",
-        {"window": 7, "sinks": 2, "q_segments": PACKED, "causal": False},
+        {"window": 7, "q_segments": PACKED, "causal": False},
     ),
-    "sinks, sink logits": ("sink+rope", {"window": 20, "sinks": 3}),
+    "sink logits, window": ("sink+rope", {"window": 20}),
 }
 
 
@@ -95,7 +94,7 @@ def test_vectors_of_many_distances_are_windows_of_tables(monkeypatch):
     assert_dense("transformer_xl+inkling(extent=5,width=3)", KERNELS)
 
 
-@pytest.mark.parametrize("name", ["fox, far", "shaw, sinks, all"])
+@pytest.mark.parametrize("name", ["fox, far", "shaw, window, all"])
 def test_blocks_may_be_oblong(name):
     spec, options = CASES[name]
     assert_dense(spec, OBLONG, **options)

@@ -24,26 +24,16 @@ def refusal(kernel, spec, **options):
 
 
 @pytest.mark.parametrize(
-    "spec, why",
-    [
-        ("cope", "it has no RowSum"),
-        ("dape", "it has no RowRescore"),
-        ("alibi+rerope", "it has no Rotation with several views of each token"),
-    ],
-)
-def test_kernels_refuse_what_they_do_not_know(spec, why):
-    assert refusal(gpu, spec) == refusal(tpu, spec) == why
-
-
-@pytest.mark.parametrize(
     "spec, options, why",
     [
         ("cope", {}, "it has no RowSum"),
+        ("dape", {}, "it has no RowRescore"),
+        ("alibi+rerope", {}, "it has no Rotation with several views of each token"),
         ("nope", {"window": 4, "sinks": 1}, "it has no attention sinks of a window"),
     ],
 )
-def test_the_kernels_of_tpus_refuse_more(spec, options, why):
-    assert refusal(tpu, spec, **options) == why
+def test_kernels_refuse_what_they_do_not_know(spec, options, why):
+    assert refusal(gpu, spec, **options) == refusal(tpu, spec, **options) == why
 
 
 def table(rows, distance):

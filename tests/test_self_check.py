@@ -170,6 +170,16 @@ def test_nothing_is_checked_for_calls_that_no_kernel_runs(kernels):
     assert not kernels.calls
 
 
+@pytest.mark.parametrize(
+    "spec, options, reason",
+    [("rope", {"window": 40, "sinks": 3}, "it has no attention sinks of a window")],
+)
+def test_what_kernels_of_gpus_refuse_runs_in_tiles(kernels, caplog, spec, options, reason):
+    assert_close(attend(spec, **options), attend(spec, implementation="dense", **options))
+    (line,) = said(caplog)
+    assert f"tiles of XLA, not the fused kernel: {reason}" in line and not kernels.calls
+
+
 def test_under_every_transformation(kernels, caplog):
     """Nothing of the caller's trace, mesh or settings is in the way."""
     q, k, v = operands()

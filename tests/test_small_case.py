@@ -28,7 +28,6 @@ def test_what_is_the_same_to_kernels_is_one_case():
         ("nope", {}),
         ("alibi+rope", {"causal": False}),
         ("alibi", {"window": 9}),
-        ("alibi", {"window": 9, "sinks": 2}),
         ("alibi", {"qkv": operands(dtype="bfloat16")}),
         ("alibi", {"qkv": operands(30)}),
         ("alibi", {"q_segments": np.zeros((B, LENGTH), int)}),

@@ -9,7 +9,7 @@ its package is left out and named. Nothing is installed or fetched. The stages:
 
     agreement    each scheme with a kernel, by the kernels and by the dense engine: outputs, row
                  sums and every gradient; float32 and bfloat16; odd lengths, documents, windows,
-                 grouped heads, sinks
+                 grouped heads
     benchmark    attention, forward and backward: ms, TFLOP/s and share of the peak; next to
                  cuDNN, jax.nn with a materialised bias, and FlexAttention
     step         a training step of 25M parameters at 512 and 8,192 tokens, and its ratio to NoPE's

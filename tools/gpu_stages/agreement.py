@@ -50,13 +50,11 @@ def cases(shape: Shape) -> dict[str, tuple[Shape, dict[str, Any]]]:
     length, rows = shape.length, shape.rows
     ids = np.where(np.arange(length) < 0.4 * length, 0, 1)
     ids = np.where(np.arange(length) < 0.95 * length, ids, -1)[None].repeat(rows, 0)
-    few = {"window": length // 4}
     return {
         "causal, grouped heads": (shape, {}),
-        "documents and a window": (shape, {"q_segments": ids, **few}),
+        "documents and a window": (shape, {"q_segments": ids, "window": length // 4}),
         "both ways": (shape, {"causal": False}),
         "wider heads": (shape._replace(width=2 * shape.width, kv_heads=shape.heads), {}),
-        "a window with sinks": (shape, {"sinks": 3, **few}),
         "positions of its own": (shape, {"q_positions": 3 * np.arange(length) + 7}),
         "capped": (shape, {"logit_cap": 2.0}),
         # What cuDNN runs, with ALiBi in the channels left over from 64.

@@ -33,19 +33,18 @@ SAVED = "pe_jax_attention"  # `jax.checkpoint` may save it, so that no forward k
 
 
 def unsupported(
-    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, dtypes: set, sinks: bool
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, dtypes: set
 ) -> str | None:
     """What kernels for these dtypes lack for a call; None: nothing.
 
-    Subclasses of a kind may mean something else: they are refused. `sinks`: whether the kernels
-    have windows with attention sinks.
+    Subclasses of a kind may mean something else: they are refused.
     """
     missing = [type(term).__name__ for term in terms if type(term) not in kinds.OUTSIDE + KINDS]
     if missing:
         return f"it has no {' or '.join(dict.fromkeys(missing))}"
     if kinds.views(terms) is not None:
         return "it has no Rotation with several views of each token"
-    if spec.sinks and not sinks:
+    if spec.sinks:
         return "it has no attention sinks of a window"
     present = {str(x.dtype) for x in (q.x, k.x, v)}
     mixed = len(present) > 1 or not present <= dtypes
@@ -214,7 +213,7 @@ def unsupported_by_stock(
     spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, dtypes: set
 ) -> str | None:
     """What a kernel that only computes q·k, of any channels, lacks for a call; None: nothing."""
-    if (why := unsupported(spec, terms, q, k, v, dtypes, sinks=False)) is not None:
+    if (why := unsupported(spec, terms, q, k, v, dtypes)) is not None:
         return why
     of_keys = [term for term in terms if term.of_keys]
     missing = [

@@ -72,7 +72,7 @@ def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: 
     window = spec.window and max(1, min(spec.window, min(counts) // 3))
     dims = Dims(many * spec.dims.head_dim, many, kv, spec.dims.head_dim)
     return Call(
-        dataclasses.replace(spec, dims=dims, window=window, sinks=min(spec.sinks, 3)),
+        dataclasses.replace(spec, dims=dims, window=window),
         tuple(jax.eval_shape(of_few_heads, t) for t in itertools.compress(terms, read)),
         side(q, many, counts[0], 0 if spec.aligned else max(counts[1] - counts[0], 0)),
         side(k, kv, counts[1], 0),
@@ -96,13 +96,12 @@ def _tokens(spec: AttentionSpec, like: Tokens, count: int, first: int) -> Tokens
         edge = max(1, int(count ** (1 / axes) + 1e-6))  # of a square or cube, rows first
         cells = place % edge**axes  # tokens that do not fit start over
         positions = np.stack(np.unravel_index(cells, (edge,) * axes), axis=-1)
-    positions, segments, rank = in_rows(positions, like.positions), None, None
+    positions, segments = in_rows(positions, like.positions), None
     if like.segments is not None:
         ids = np.where(place < 0.4 * count, 0, np.where(place < 0.9 * count, 1, -1))
         segments = in_rows(ids, like.segments)
-        rank = None if like.rank is None else per_segment(segments)
         positions = per_segment(segments) if spec.restarts else positions
-    return Tokens(positions, in_rows(index, like.index), segments, rank)
+    return Tokens(positions, in_rows(index, like.index), segments)
 
 
 def key(call: Call) -> tuple[AttentionSpec, Any, tuple]:

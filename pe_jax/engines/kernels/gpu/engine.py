@@ -49,7 +49,7 @@ LONGEST_NEAR = 512  # most tokens that a check adds for pairs within a horizon
 def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
     """Why the kernels cannot run this call, or None if they can. Arguments as those of `attend`."""
     dtypes = {"float32", "bfloat16", "float16"}
-    if (why := common.unsupported(spec, terms, q, k, v, dtypes, sinks=True)) is not None:
+    if (why := common.unsupported(spec, terms, q, k, v, dtypes)) is not None:
         return why
     products = sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
     width = max(q.x.shape[-1] + products, v.shape[-1])

@@ -52,11 +52,6 @@ class Plan(common.ScorePlan):
         return not self.spec.aligned and (self.spec.causal or self.spec.window is not None)
 
     @property
-    def sinks(self) -> int:
-        """How many tokens of each document are visible outside the window."""
-        return 0 if self.spec.window is None else self.spec.sinks
-
-    @property
     def padded(self) -> bool:
         """Whether keys of the padding could be visible: not if causality hides them."""
         hidden = self.spec.aligned and self.spec.causal
@@ -68,7 +63,6 @@ class PerToken(NamedTuple):
 
     positions: Any = None
     index: Any = None
-    rank: Any = None  # of keys: the index within the document, for sinks; None: that in the row
     segments: Any = None
     round: Any = None  # number of tokens before it in its block at its position; -1: padding
     lse: Any = None  # log2 of each row's sum, for gradients, [B, H, T]
@@ -91,7 +85,6 @@ class Arrays(NamedTuple):
     of_query: Any = None  # `PerToken` of the queries
     of_key: Any = None  # `PerToken` of the keys
     bounds: tuple | None = None  # first block to visit, one past the last: [B or 1, H or 1, blocks]
-    sinks: tuple | None = None  # the same of what sinks leave visible outside the window
     d_out: Any = None  # cotangent of the output, [B, H, T, F]
     d_weights: Any = None  # cotangent of the weights by distance, [B, H, T, n]
 
@@ -141,7 +134,7 @@ def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tu
     low, high = 1 - keys, queries - 1
     if spec.aligned:
         low = 0 if spec.causal else low
-        if spec.window is not None and not spec.sinks:
+        if spec.window is not None:
             low, high = max(low, 1 - spec.window), min(high, spec.window - 1)
     if limits is not None:
         low, high = max(low, limits[0]), min(high, limits[1])
@@ -194,18 +187,16 @@ def make_arrays(
         q_numbers=common.token_numbers(terms, q, tokens),
         k_numbers=common.token_numbers(terms, k, tokens),
         of_query=_per_token(plan, q.tokens, tokens),
-        of_key=_per_token(plan, k.tokens, tokens, plan.sinks > 0),
+        of_key=_per_token(plan, k.tokens, tokens),
     )
 
 
-def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int, ranked: bool = False) -> PerToken:
-    """Positions, indices, ranks and segments as far as the kernels read them."""
+def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int) -> PerToken:
+    """Positions, indices and segments as far as the kernels read them."""
     read = (plan.formula or plan.far) and not plan.spec.contiguous
-    rank = tokens.index if plan.indexed and tokens.rank is None else tokens.rank
     numbers = PerToken(
         positions=tokens.positions if read else None,
         index=tokens.index if plan.indexed else None,
-        rank=rank if ranked else None,
         segments=tokens.segments,
     )
     return jax.tree.map(lambda x: common.pad(x[:, None], 2, multiple, mode="edge"), numbers)
@@ -217,14 +208,12 @@ def table_distances(plan: Plan) -> jax.Array:
 
 
 def find_bounds(plan: Plan, x: Arrays, by_keys: bool = False) -> Arrays:
-    """The arrays with `bounds` and `sinks` for the blocks of one side; None: all blocks."""
-    spec, (q_size, k_size) = plan.spec, plan.sizes[::-1] if by_keys else plan.sizes
-    tests, by_index, inside = [], [], []
-    if plan.indexed or plan.sinks:
-        q_index, k_index = _index(x.of_query.index, x.q), _index(x.of_key.index, x.k)
-        most, least = _differences(q_index, k_index, q_size, k_size)
-        by_index = [most >= 0] if spec.causal else []
-        inside = [(least < spec.window) & (most > -spec.window)] if spec.window else []
+    """The arrays with `bounds` for the blocks of one side; None: all blocks."""
+    spec, (q_size, k_size), tests = plan.spec, plan.sizes[::-1] if by_keys else plan.sizes, []
+    if plan.indexed:
+        most, least = _differences(x.of_query.index, x.of_key.index, q_size, k_size)
+        tests += [most >= 0] if spec.causal else []
+        tests += [(least < spec.window) & (most > -spec.window)] if spec.window else []
     if x.of_query.segments is not None:
         most, least = _differences(x.of_query.segments, x.of_key.segments, q_size, k_size)
         tests += [most >= 0, least <= 0]
@@ -232,17 +221,10 @@ def find_bounds(plan: Plan, x: Arrays, by_keys: bool = False) -> Arrays:
         numbers = None if x.coefficients is None else x.coefficients[0]
         arrays = x.q, x.k, numbers, x.q_numbers, x.k_numbers
         tests.append(common.blocks_that_matter(plan, *arrays, (q_size, k_size)))
-    sinks = None
-    if plan.sinks:
-        rank = _index(x.of_key.rank, x.k)
-        first = rank.reshape(*rank.shape[:2], 1, -1, k_size).min(-1) < plan.sinks
-        out_of_window = [*tests, *by_index, first, ~inside[0]]
-        sinks = common.block_range(functools.reduce(jnp.logical_and, out_of_window), by_keys)
-    tests += [*by_index, *inside] if plan.indexed else []
     if not tests:
-        return x._replace(sinks=sinks)
+        return x
     bounds = common.block_range(functools.reduce(jnp.logical_and, tests), by_keys)
-    return x._replace(bounds=bounds, sinks=sinks)
+    return x._replace(bounds=bounds)
 
 
 def with_rounds(plan: Plan, x: Arrays, by_keys: bool) -> Arrays:
@@ -255,11 +237,6 @@ def with_rounds(plan: Plan, x: Arrays, by_keys: bool) -> Arrays:
     round_ = round_.reshape(tokens.positions.shape)
     round_ = jnp.where(jnp.arange(round_.shape[2]) < length, round_, -1)
     return x._replace(**{side: tokens._replace(round=round_)})
-
-
-def _index(index: jax.Array | None, x: jax.Array) -> jax.Array:
-    """`index` [B or 1, 1, T] or, if it is None, the indices of the tokens of x."""
-    return jnp.arange(x.shape[2], dtype=jnp.int32)[None, None] if index is None else index
 
 
 def _differences(q: jax.Array, k: jax.Array, q_size: int, k_size: int):

@@ -80,9 +80,9 @@ def ranges(plan: Plan, x: Arrays, at, by_keys: bool) -> list[Range]:
     def clip(block, least, most):
         return jnp.minimum(jnp.maximum(block, least), most)
 
-    in_order, (lo, hi) = spec.aligned and spec.causal, plan.span
+    lo, hi = plan.span
     high = math.inf if spec.window is None or not spec.aligned else spec.window - 1
-    low = 0 if in_order else -high  # what is visible by index
+    low = 0 if spec.aligned and spec.causal else -high  # what is visible by index
     if by_keys:
         low, high, lo, hi = -high, -low, -hi, -lo
     over, under = high > hi, low < lo  # whether pairs past the tables can be visible
@@ -91,27 +91,20 @@ def ranges(plan: Plan, x: Arrays, at, by_keys: bool) -> list[Range]:
     if x.bounds is not None:
         begin = jnp.maximum(begin, x.bounds[0][at])
         end = clip(x.bounds[1][at], begin, end)
-    before, after = [], []  # blocks that are visible outside the window
-    if x.sinks is not None:
-        first, last = (ref[at] for ref in x.sinks)
-        if not (in_order and by_keys):
-            before = [Range(first, jnp.minimum(last, begin), True, None)]
-        if by_keys or not in_order:
-            after = [Range(jnp.maximum(first, end), last, True, None)]
     full = plan.lengths[1] // other if plan.padded and not by_keys else n
     plain = begin if high == math.inf else clip(some(high + 1), begin, end)
     edge = clip(full if low == -math.inf else jnp.minimum(whole(low), full), plain, end)
     left = [Range(begin, plain, True, None)] if high < math.inf else []
     right = [Range(edge, end, True, None)] if low > -math.inf or full < n else []
     if not (plan.far and spec.contiguous):
-        return [*before, *left, Range(plain, edge, False, None), *right, *after]
+        return [*left, Range(plain, edge, False, None), *right]
     entries = (plan.distances - 1, 0)  # of distances at the upper end, at the lower
     near = clip(whole(hi), plain, edge)
     past = clip(some(lo + 1), near, edge)
     left = [*left, Range(plain, near, False, entries[by_keys])] if over else []
     right = [Range(past, edge, False, entries[not by_keys]), *right] if under else []
     begin, end = near if over else begin, past if under else end
-    return [*before, *left, Range(begin, end, not (over and under), None), *right, *after]
+    return [*left, Range(begin, end, not (over and under), None), *right]
 
 
 class Tile:
@@ -203,9 +196,7 @@ def visible(tile: Tile) -> jax.Array | None:
         ahead = q - k if spec.aligned else tile.token("q", "index") - tile.token("k", "index")
         tests += [ahead >= 0] if spec.causal else []
         if spec.window is not None:
-            inside = jnp.abs(ahead) < spec.window
-            rank = k if tile.x.of_key.rank is None else tile.token("k", "rank")
-            tests.append(inside | (rank < plan.sinks) if plan.sinks else inside)
+            tests.append(jnp.abs(ahead) < spec.window)
     if tile.edge and plan.padded and not tile.loop.by_keys:
         tests.append(k < plan.lengths[1])
     if tile.x.of_query.segments is not None:

@@ -56,7 +56,7 @@ MAX_NUMBERS = 8  # per token, of all `TokenBias`es
 def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
     """Why this engine cannot run the call, in a few words; None where it can."""
     dtypes = {"float32", "bfloat16"}
-    if (why := common.unsupported(spec, terms, q, k, v, dtypes, sinks=False)) is not None:
+    if (why := common.unsupported(spec, terms, q, k, v, dtypes)) is not None:
         return why
     if not spec.aligned:
         return "queries and keys are not the same tokens in order"
