@@ -33,7 +33,7 @@ needs_triton = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "spec, count",
     [("rope", 3), ("alibi", 3), ("kerple", 3), ("sandwich", 3), ("t5", 3), ("shaw", 3), ("fox", 3)]
-    + [("shaw at explicit positions", 3), ("deberta", 3), ("inkling", 3), ("tupe", 3)],
+    + [("alibi at explicit positions", 3), ("deberta", 3), ("inkling", 3), ("tupe", 3)],
 )
 def test_every_operation_of_the_kernels_can_be_written(spec, count):
     spec, *explicit = spec.split(" at explicit positions")
@@ -46,7 +46,10 @@ def test_every_operation_of_the_kernels_can_be_written(spec, count):
 
 
 @needs_triton
-@pytest.mark.parametrize("spec, explicit", [(T5, False), ("fox", False), ("shaw(clip=3)", True)])
+@pytest.mark.parametrize(
+    "spec, explicit",
+    [(T5, False), ("fox", False), ("shaw(clip=3)", False), (f"{T5}+alibi", True)],
+)
 def test_interpreted_by_triton_they_give_what_pallas_gives(spec, explicit):
     """In a process of its own: Triton decides at its import what its functions are."""
     code = f"from tests import triton_interpreter; triton_interpreter.compare({spec!r}, {explicit})"

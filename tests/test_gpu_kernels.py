@@ -192,16 +192,12 @@ CASES = {
     "t5, shuffled positions": Call(
         T5, positions=[np.random.default_rng(1).integers(0, 20, (B, 37))] * 2
     ),
-    "every vector, elsewhere": Call(
-        f"shaw(clip=5)+{DEBERTA}+alibi", 20, 50, causal=False, **CROWDED
-    ),
+    "every bias, elsewhere": Call(f"{T5}+clipped(clip=3)+alibi", 20, 50, causal=False, **CROWDED),
     "pairs": Call("absolute", 70),
-    "pairs, every kind, packed": Call(
-        f"fire(width=3)+{T5}+shaw(clip=3)+alibi", window=20, causal=False, segments=PACKED
+    "pairs, every bias, packed": Call(
+        f"fire(width=3)+{T5}+alibi", window=20, causal=False, segments=PACKED
     ),
-    "every distance, packed": Call(
-        "transformer_xl+wave+shaw(clip=3)", causal=False, segments=PACKED
-    ),
+    "no horizon, packed": Call("wave", causal=False, segments=PACKED),
     "no horizon, elsewhere": Call("wave+alibi", 70, 20, causal=False, **FEW_PLACES),
     "several tables": Call(f"{T5}+clipped(clip=3)+scaled"),
     "coefficients of two": Call("alibi+logarithmic", 200, sharp=0.1),
@@ -362,12 +358,15 @@ def test_a_refusal_says_why():
     mixed.arrays = (*mixed.arrays[:2], mixed.arrays[2].astype(jnp.bfloat16))
     plane = Call("alibi", 4, positions=[np.zeros((1, 4, 2), np.int32)] * 2)
     for call, reason in (
-        (Call("transformer_xl", positions=SHUFFLED), "relative vectors without a horizon"),
-        (Call("shaw(clip=2000)", 2500, causal=False), "4001 distances of tables and vectors"),
+        (Call("transformer_xl"), "vectors of distances where a term has no horizon"),
+        (Call("shaw+wave"), "vectors of distances where a term has no horizon"),
+        (Call("shaw", positions=SHUFFLED), "vectors of distances at explicit positions"),
+        (Call("shaw+fire"), "vectors of distances beside biases of pairs"),
+        (Call("shaw(clip=2000)", 2500, causal=False), "4001 distances of vectors"),
         (Call("nope", window=5, sinks=3), "it has no attention sinks of a window"),
         (Call("nope", 4, width=300), "heads of width 300"),
         (mixed, "operands in bfloat16 and float32"),
-        (plane, "formulas or vectors of distances of 2 axes"),
+        (plane, "formulas of distances of 2 axes"),
     ):
         assert call.ask(engine.refusal).startswith(reason)
 

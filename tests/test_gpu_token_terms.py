@@ -83,15 +83,11 @@ def test_fused_equals_dense_and_so_does_every_gradient(spec, options):
     assert_dense(spec, KERNELS, **options)
 
 
-def test_vectors_of_many_distances_are_windows_of_tables(monkeypatch):
-    """Times q and times a state, where even five distances are too many for a table per token.
-
-    Of 5 chunks of 16 queries the later ones meet more keys.
-    """
-    monkeypatch.setattr(engine, "MAX_DISTANCES", 4)
+def test_later_chunks_of_queries_meet_more_keys(monkeypatch):
+    """Of 5 chunks of 16 queries."""
     monkeypatch.setattr(query_chunks, "BLOCKS", 1)
     monkeypatch.setattr(query_chunks, "GROUPS", 2)
-    assert_dense("transformer_xl+inkling(extent=5,width=3)", KERNELS)
+    assert_dense(f"fire(width=3)+{T5}+fox", KERNELS)
 
 
 @pytest.mark.parametrize("name", ["fox, far", "shaw, window, all"])

@@ -172,7 +172,12 @@ def test_nothing_is_checked_for_calls_that_no_kernel_runs(kernels):
 
 @pytest.mark.parametrize(
     "spec, options, reason",
-    [("rope", {"window": 40, "sinks": 3}, "it has no attention sinks of a window")],
+    [
+        ("rope", {"window": 40, "sinks": 3}, "it has no attention sinks of a window"),
+        ("shaw", {"q_positions": np.arange(LENGTH) // 2}, "vectors of distances at explicit"),
+        ("shaw+fire", {}, "vectors of distances beside biases of pairs"),
+        ("transformer_xl", {}, "vectors of distances where a term has no horizon"),
+    ],
 )
 def test_what_kernels_of_gpus_refuse_runs_in_tiles(kernels, caplog, spec, options, reason):
     assert_close(attend(spec, **options), attend(spec, implementation="dense", **options))

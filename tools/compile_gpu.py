@@ -79,8 +79,7 @@ STANDING = {  # for all schemes that read the same, when launches are chosen
     "formulas": ("alibi", "fox", "kerple"),
     "table": ("t5", "sandwich"),
     "vectors": ("shaw", "deberta"),
-    "explicit": ("t5", "shaw", "deberta"),
-    "bias": ("fire", "transformer_xl"),
+    "bias": ("fire",),
 }
 FIELDS = (  # of kernels.csv
     *("arch", "dtype", "width", "kernel", *Launch._fields, "encodings", "status", "shared"),
@@ -205,11 +204,8 @@ def choose(
                 if name not in chosen and tried.get((name, more), (1,))[0]:
                     to_compile.setdefault(Launch(own, other, warps, stages), []).append(name)
         for sizes, names in to_compile.items():
-            explicit = reads == "explicit"
             heads = {spec: width // WIDENING.get(spec, 1) for spec in STANDING[reads]}
-            cases = [
-                Case(spec, own, arch, length, dtype, sizes, explicit) for spec, own in heads.items()
-            ]
+            cases = [Case(spec, own, arch, length, dtype, sizes) for spec, own in heads.items()]
             rows = compiled(cases, processes, names)
             for name in names:
                 kernel_rows = [row for row in rows if row["kernel"] == name]

@@ -8,12 +8,9 @@ score of the chunk, and XLA pulls it back through the function: no atomics, and 
 chunk. Under a causal mask a chunk meets no keys past the end of its group: with four groups, 5/8 of
 all pairs are evaluated.
 
-Products with vectors of all distances (Transformer-XL) are computed in chunks too: a chunk meets
-R + S - 1 vectors, side by side in a table, and its products with these are sheared into place.
-
-Each back end says which terms are computed here: a strategy per term, "pairs", a "window" of
-distances, or "" for its kernels. B batch, T queries, S keys, H query heads, E head width, F value
-width, n distances of a table; R queries of a chunk.
+Each back end says which terms are computed here: a strategy per term, "pairs", or "" for its
+kernels. B batch, T queries, S keys, H query heads, E head width, F value width; R queries of a
+chunk.
 """
 
 import functools
@@ -23,9 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens
-from pe_jax.encodings.terms.diagonals import shear
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
 
@@ -99,13 +94,8 @@ def attend(
     for span, end in groups:
         x, raw, states = jax.tree.map(lambda x, end=end: x[:, :, :end], (k.x, k.raw, k.states))
         visible = Side(x, raw, states, jax.tree.map(lambda x, end=end: x[:, :end], k.tokens))
-        by_table = _by_table(spec, strategies, terms, q, visible, rows)
-        of_chunk = _of_chunk(
-            by_kernels, strategies, by_table, spec, terms, visible, v[:, :, :end], key_chunk
-        )
-        first = jnp.arange(span.start * rows, span.stop * rows, rows, dtype=jnp.int32)
-        of_group = jax.tree.map(lambda x, span=span: x[span], chunks)
-        results.append(jax.lax.map(of_chunk, (first, of_group)))
+        of_chunk = _of_chunk(by_kernels, strategies, spec, terms, visible, v[:, :, :end], key_chunk)
+        results.append(jax.lax.map(of_chunk, jax.tree.map(lambda x, span=span: x[span], chunks)))
 
     def join(*arrays):  # [chunks, B, H, R, F] → [B, H, T, F]
         x = jnp.moveaxis(jnp.concatenate(arrays), 0, 2)
@@ -118,14 +108,13 @@ def attend(
 def _of_chunk(
     by_kernels: Callable,
     strategies: tuple[str, ...],
-    by_table: Callable | None,
     spec: AttentionSpec,
     terms: tuple,
     k: Side,
     v: jax.Array,
     key_chunk: int | None,
 ) -> Callable:
-    """Attention of a chunk: a function of the index of its first query, and of its queries."""
+    """Attention of a chunk: a function of its queries."""
     dtypes = jax.tree.map(lambda x: x.dtype, (k.x, k.raw, v))
     # Gradients of keys and values are added up over chunks, in float32.
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), (k.x, k.raw, v))
@@ -134,23 +123,21 @@ def _of_chunk(
     def of_pairs(q, k):  # float32 [B or 1, H or 1, R, S]
         biases = []
         for term, strategy, *states in zip(terms, strategies, q.states, k.states, strict=True):
-            if strategy == "pairs":
+            if strategy:
                 scores = term.scores(q, k, tuple(states))
                 biases.append(scores * scale if term.scaled else scores)
-        return biases
+        return functools.reduce(jnp.add, biases)
 
-    def of_chunk(chunk):
-        first, q = chunk
+    def of_chunk(q):
         x, raw, values = jax.tree.map(lambda x, dtype: x.astype(dtype), exact, dtypes)
         keys = k._replace(x=x, raw=raw)
 
         @jax.checkpoint
         def of_key_chunk(tokens):
-            return functools.reduce(jnp.add, of_pairs(q, keys._replace(tokens=Tokens(*tokens))))
+            return of_pairs(q, keys._replace(tokens=Tokens(*tokens)))
 
         if key_chunk is None:
-            scores = of_pairs(q, keys) + ([] if by_table is None else [by_table(first, q)])
-            bias = functools.reduce(jnp.add, scores)
+            bias = of_pairs(q, keys)
         else:
             tokens = tuple(_split(x, 1, key_chunk) for x in keys.tokens)
             bias = jax.lax.map(of_key_chunk, tokens)
@@ -158,42 +145,6 @@ def _of_chunk(
 
     policy = jax.checkpoint_policies.save_only_these_names(common.SAVED)
     return jax.checkpoint(of_chunk, policy=policy, prevent_cse=False)
-
-
-def _by_table(
-    spec: AttentionSpec, strategies: tuple[str, ...], terms: tuple, q: Side, k: Side, rows: int
-) -> Callable | None:
-    """A function for the scores of the "window" terms of a chunk; None without such terms.
-
-    They have tables over all distances of contiguous positions, the largest first: of biases
-    [H, n], of vectors [H or 1, n, E].
-    """
-    windowed = [n for n, strategy in enumerate(strategies) if strategy == "window"]
-    if not windowed:
-        return None
-    queries, keys = q.x.shape[2], k.x.shape[2]
-    last = 0 if spec.aligned and spec.causal else 1 - keys
-    padded = -(-queries // rows) * rows
-    distance = jnp.arange(padded - 1, -keys - 1, -1, dtype=jnp.int32)
-    distance = jnp.clip(distance, last, queries - 1)  # pairs at other distances are hidden
-    tables = [terms[n].at(distance) for n in windowed]
-    count = rows + keys  # one to spare, for `shear`
-
-    def scores(first: jax.Array, q: Side) -> jax.Array:  # [B, H, R, S] of queries from `first` on
-        products = []
-        for n, table in zip(windowed, tables, strict=True):
-            term, begin = terms[n], table.shape[1] - count - first
-            window = jax.lax.dynamic_slice_in_dim(table, begin, count, axis=1)
-            if isinstance(term, kinds.DistanceBias):
-                product = jnp.broadcast_to(window[None, :, None], (1, len(window), rows, count))
-            else:
-                state = isinstance(term, kinds.RelativeState)
-                factor = q.states[n] if state else term.queries(q.raw)
-                product = common.multiply(factor, window)
-            products.append(product * spec.scale_of(terms) if term.scaled else product)
-        return shear(functools.reduce(jnp.add, products))
-
-    return scores
 
 
 def _split(x: jax.Array | None, axis: int, size: int) -> Any:

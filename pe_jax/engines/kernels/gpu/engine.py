@@ -6,18 +6,17 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
 * a `DistanceFormula` is traced into the kernel, and so is a `TokenBias`, for which it loads the
   numbers of the tokens of both sides;
 * a `TokenProduct` is further channels of q and k, rounded as these are;
-* other terms of distances are tables over the distances within their horizon. XLA evaluates them
-  once, adds up those of one kind, and multiplies vectors with q, k or a state. A tile near the
-  diagonal loads its entries from there; a tile past the horizon takes one number per head, row or
-  column;
-* other terms, a bias of two positions or of distances of several axes, or vectors without a
-  horizon, is an array of biases for one chunk of queries after the other (`query_chunks`);
+* other terms of distances are tables, at contiguous positions, over the distances within their
+  horizon, which vectors must have. XLA evaluates them once, adds up those of one kind, and
+  multiplies vectors with q, k or a state. A tile near the diagonal loads its entries from there; a
+  tile past the horizon takes one number per head, row or column;
+* a bias of two positions, and beside one or at explicit positions a bias of distances, is an array
+  of biases for one chunk of queries after the other (`query_chunks`);
 * where only biases that decay are added, each block skips the blocks of keys that cannot matter
   (`common.blocks_that_matter`).
 
 Gradients are deterministic, without atomics: a table's are sums over rows, each of which one
-program owns; at explicit positions, which may repeat, the program adds in rounds (`tiles`). A table
-without a horizon gets its gradient from one program per block diagonal.
+program owns. A table without a horizon gets its gradient from one program per block diagonal.
 
 Letters: B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v,
 n distances of a table, C coefficients of the formulas. Arrays that kernels read lead with a batch
@@ -32,7 +31,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
@@ -41,7 +39,6 @@ from pe_jax.engines.kernels import common, query_chunks
 from pe_jax.engines.kernels.gpu import launches, operands, passes, tiles
 from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
 
-WINDOWED = (kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeState)  # of any distances
 MAX_WIDTH = 256  # of a head
 LONGEST_NEAR = 512  # most tokens that a check adds for pairs within a horizon
 
@@ -53,55 +50,35 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         return why
     products = sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
     width = max(q.x.shape[-1] + products, v.shape[-1])
-    chosen = strategies(spec, terms, q, k)
-    terms, q, k = query_chunks.of_kernels(chosen, terms, q, k)
-    explicit = any(chosen) or not spec.contiguous
-    relative, tables = bool(select(terms, *kinds.RELATIVE)), bool(select(terms, kinds.DistanceTerm))
+    relative, in_chunks = bool(select(terms, *kinds.RELATIVE)), any(strategies(spec, terms))
     low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
-    positions = jnp.result_type(q.tokens.positions, k.tokens.positions)
     axes = q.tokens.positions.shape[2:]
     reasons = {
         "a GPU that is not NVIDIA's": launches.architecture() is None,
         "triton is not installed, and this jax has no copy of it": tiles.triton is None
         and passes.triton_route() is None,
-        f"formulas or vectors of distances of {axes[-1] if axes else 1} axes": bool(axes)
-        and (tables or bool(select(terms, kinds.DistanceFormula))),
+        f"formulas of distances of {axes[-1] if axes else 1} axes": bool(axes)
+        and bool(select(terms, kinds.DistanceFormula)),
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
-        "relative vectors at real positions": tables and not jnp.issubdtype(positions, jnp.integer),
-        "relative vectors without a horizon": relative and common.horizon(terms) is None,
-        f"{high - low + 1} distances of tables and vectors (at most {MAX_DISTANCES})": (
-            relative or (tables and explicit)
-        )
+        "vectors of distances at explicit positions": relative and not spec.contiguous,
+        "vectors of distances beside biases of pairs": relative and in_chunks,
+        "vectors of distances where a term has no horizon": relative
+        and common.horizon(terms) is None,
+        f"{high - low + 1} distances of vectors (at most {MAX_DISTANCES})": relative
         and high - low + 1 > MAX_DISTANCES,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def strategies(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[str, ...]:
-    """The strategy of each term, as in `query_chunks`."""
-    positions = q.tokens.positions, k.tokens.positions
-    integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in positions)
+def strategies(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
+    """The strategy of each term, as in `query_chunks`: "pairs" or "".
 
-    def strategy(term):
-        if isinstance(term, kinds.PairBias):
-            return "pairs"
-        bias = isinstance(term, kinds.DistanceBias)
-        if bias and not (positions[0].ndim == 2 and integers):
-            return "pairs"
-        if not isinstance(term, kinds.DistanceTerm):
-            return ""
-        low, high = operands.table_span(spec, (term,), q.x.shape[2], k.x.shape[2])
-        if term.horizon is not None and high - low < MAX_DISTANCES:
-            return ""  # a table of few entries per token
-        if not spec.contiguous:
-            return "pairs" if bias else ""
-        return "window" if isinstance(term, WINDOWED) else ""
-
-    chosen = tuple(map(strategy, terms))
-    if "pairs" in chosen or select(terms, *kinds.RELATIVE):
-        return chosen
-    # Without chunks and vectors the kernels use a table of all distances.
-    return tuple("" if strategy == "window" else strategy for strategy in chosen)
+    Where one term is computed in chunks of queries, so are biases of distances: kernels find these
+    by the indices of tokens in the row.
+    """
+    explicit = not spec.contiguous or bool(select(terms, kinds.PairBias))
+    of_pairs = (kinds.PairBias, kinds.DistanceBias) if explicit else ()
+    return tuple("pairs" if isinstance(term, of_pairs) else "" for term in terms)
 
 
 def _of_chunk(spec: AttentionSpec) -> AttentionSpec:
@@ -112,7 +89,7 @@ def _of_chunk(spec: AttentionSpec) -> AttentionSpec:
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
     """Number of tokens for whole blocks, a part of one, and pairs past the horizon of tables."""
     longest = _launches(spec, terms, q, k, v).longest
-    chosen = strategies(spec, terms, q, k)
+    chosen = strategies(spec, terms)
     near = max(map(abs, common.horizon(query_chunks.kept(chosen, terms)) or (0,)))
     return query_chunks.sample_length(chosen, longest, min(near, LONGEST_NEAR))
 
@@ -135,7 +112,7 @@ def attend(
     """
     q, k = common.with_products(spec, terms, q, k)
     by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
-    if any(chosen := strategies(spec, terms, q, k)):
+    if any(chosen := strategies(spec, terms)):
         longest = _launches(spec, terms, q, k, v, sizes, arch).longest
         of_chunk = functools.partial(by_kernels, _of_chunk(spec))
         rows = query_chunks.length(longest, q, k)
@@ -153,7 +130,7 @@ def _launches(
     arch: int | None = None,
 ) -> launches.Launches:
     """The launches of a call, whether or not it is computed in chunks of queries."""
-    chosen = strategies(spec, terms, q, k)
+    chosen = strategies(spec, terms)
     spec = _of_chunk(spec) if any(chosen) else spec
     terms, q, k = query_chunks.of_kernels(chosen, terms, q, k)
     return operands.make_plan(spec, terms, q, k, v, sizes, False, arch, any(chosen)).launches

@@ -23,7 +23,6 @@ from pe_jax.engines.kernels.gpu.tiles import (
     Tile,
     dot,
     gradient,
-    log2_of_sum,
     scores,
     store_by_distance,
 )
@@ -46,7 +45,7 @@ def forward_kernel(plan: Plan, x: Arrays, _, entries, out, lse) -> None:
         p, fade = jnp.exp2(s - new[:, None]), jnp.exp2(top - new)
         if entries is not None:
             ends = [end * fade for end in ends]
-            ends = store_by_distance(tile, entries, s, p, ends, log2_of_sum)
+            ends = store_by_distance(tile, entries, s, p, ends)
         total = total * fade[:, None] + dot(p.astype(v.dtype), v, 0)
         return total, new, sums * fade + p.sum(1), ends
 

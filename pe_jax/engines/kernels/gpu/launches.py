@@ -14,10 +14,8 @@ import jax
 
 KERNELS = ("forward", "queries", "keys", "diagonal")
 DTYPES = ("half", "float32")
-READS = (  # the most that a tile reads besides q, k and v; `explicit`: by distances of positions
-    *("scores", "formulas", "table", "vectors"),
-    *("explicit", "bias"),
-)
+# the most that a tile reads besides q, k and v
+READS = ("scores", "formulas", "table", "vectors", "bias")
 WIDTHS = (64, 128, 256)
 DEFAULT = 90  # the architecture where there is no GPU: Hopper
 SMALL = 89  # represents all whose blocks have 99 KiB of shared memory …

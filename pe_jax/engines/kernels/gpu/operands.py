@@ -64,7 +64,6 @@ class PerToken(NamedTuple):
     positions: Any = None
     index: Any = None
     segments: Any = None
-    round: Any = None  # number of tokens before it in its block at its position; -1: padding
     lse: Any = None  # log2 of each row's sum, for gradients, [B, H, T]
     delta: Any = None  # subtracted from the gradient of each weight, [B, H, T]
 
@@ -109,7 +108,7 @@ def make_plan(
     arch = arch or launches.architecture() or launches.DEFAULT
     if sizes is None:
         width = max(q.x.shape[-1], v.shape[-1])
-        chosen = launches.choose(arch, _reads(spec, terms, biased), str(q.x.dtype), width)
+        chosen = launches.choose(arch, _reads(terms, biased), str(q.x.dtype), width)
     else:
         chosen = launches.alike(launches.Launch(*sizes))
     chosen = chosen.at_most(max(16, pl.next_power_of_2(max(lengths))))
@@ -128,10 +127,7 @@ def make_plan(
 
 def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tuple[int, int]:
     """The distances that a table has to hold: those that occur, are visible, and differ."""
-    limits = common.horizon(terms)
-    if not spec.contiguous:
-        return limits or (0, 1)
-    low, high = 1 - keys, queries - 1
+    limits, low, high = common.horizon(terms), 1 - keys, queries - 1
     if spec.aligned:
         low = 0 if spec.causal else low
         if spec.window is not None:
@@ -141,10 +137,8 @@ def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tu
     return low, max(high, low + 1)
 
 
-def _reads(spec: AttentionSpec, terms: tuple, biased: bool) -> str:
+def _reads(terms: tuple, biased: bool) -> str:
     """The most that a tile reads besides q, k and v, of `launches.READS`."""
-    if select(terms, kinds.DistanceTerm) and not spec.contiguous:
-        return "explicit"
     if select(terms, *kinds.RELATIVE):
         return "vectors"
     if biased:
@@ -193,9 +187,8 @@ def make_arrays(
 
 def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int) -> PerToken:
     """Positions, indices and segments as far as the kernels read them."""
-    read = (plan.formula or plan.far) and not plan.spec.contiguous
     numbers = PerToken(
-        positions=tokens.positions if read else None,
+        positions=tokens.positions if plan.formula and not plan.spec.contiguous else None,
         index=tokens.index if plan.indexed else None,
         segments=tokens.segments,
     )
@@ -225,18 +218,6 @@ def find_bounds(plan: Plan, x: Arrays, by_keys: bool = False) -> Arrays:
         return x
     bounds = common.block_range(functools.reduce(jnp.logical_and, tests), by_keys)
     return x._replace(bounds=bounds)
-
-
-def with_rounds(plan: Plan, x: Arrays, by_keys: bool) -> Arrays:
-    """The arrays with a `round` for each token of the side that is visited, block by block."""
-    side, size = "of_query" if by_keys else "of_key", plan.sizes[1]
-    tokens, length = getattr(x, side), plan.lengths[not by_keys]
-    blocks = tokens.positions.reshape(*tokens.positions.shape[:2], -1, size)
-    same = blocks[..., :, None] == blocks[..., None, :]
-    round_ = (same & jnp.tri(size, k=-1, dtype=bool)).sum(-1, dtype=jnp.int32)
-    round_ = round_.reshape(tokens.positions.shape)
-    round_ = jnp.where(jnp.arange(round_.shape[2]) < length, round_, -1)
-    return x._replace(**{side: tokens._replace(round=round_)})
 
 
 def _differences(q: jax.Array, k: jax.Array, q_size: int, k_size: int):

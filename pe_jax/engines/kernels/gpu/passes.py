@@ -135,8 +135,6 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: tuple, blocks: int = 0) -> t
 
         return pl.BlockSpec((None, None, *rest), index)
 
-    if outs[0] is not None and not plan.spec.contiguous:
-        x = operands.with_rounds(plan, x, name == "keys")
     wanted = [out for out in outs if out is not None]
     aliased = [n for n, out in enumerate(wanted) if isinstance(out, jax.Array)]
     blanks, inputs = [wanted[n] for n in aliased], len(jax.tree.leaves(x))

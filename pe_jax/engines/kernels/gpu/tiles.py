@@ -2,15 +2,12 @@
 
 A program owns a block of tokens of one side and visits the blocks of the other (`KVLoop`), tile by
 tile. A row meets each distance within the span of the tables at most once: the program that owns it
-stores those entries one by one and keeps a sum for either far end. At explicit positions it may
-meet one more often; then its program adds in rounds, in each of which no two tokens of the block
-have the same position. So nothing is added atomically.
+stores those entries one by one and keeps a sum for either far end. So nothing is added atomically.
 Scores are kept times log2(e). Letters are those of `engine`.
 """
 
 import functools
 import math
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -96,7 +93,7 @@ def ranges(plan: Plan, x: Arrays, at, by_keys: bool) -> list[Range]:
     edge = clip(full if low == -math.inf else jnp.minimum(whole(low), full), plain, end)
     left = [Range(begin, plain, True, None)] if high < math.inf else []
     right = [Range(edge, end, True, None)] if low > -math.inf or full < n else []
-    if not (plan.far and spec.contiguous):
+    if not plan.far:
         return [*left, Range(plain, edge, False, None), *right]
     entries = (plan.distances - 1, 0)  # of distances at the upper end, at the lower
     near = clip(whole(hi), plain, edge)
@@ -221,18 +218,10 @@ def look_up(tile: Tile, ref, side: str | None) -> jax.Array:
     return jax.lax.cond(near, lambda: ref[*row, entry], lambda: jnp.zeros(entry.shape, ref.dtype))
 
 
-def store_by_distance(
-    tile: Tile,
-    ref,
-    entries: jax.Array,
-    amounts: jax.Array,
-    ends: list,
-    add: Callable = operator.add,
-) -> list:
+def store_by_distance(tile: Tile, ref, entries: jax.Array, amounts: jax.Array, ends: list) -> list:
     """Stores `entries` by distance, within the span; adds `amounts` past it to `ends` [owned] each.
 
-    At contiguous positions each pair has a separate entry in `ref` [owned tokens, n], and nothing
-    is added there; at explicit positions `add` combines the old entry and the new one.
+    Each pair has a separate entry in `ref` [owned tokens, n].
     """
     lo, hi = tile.plan.span
     if tile.far is not None:
@@ -241,29 +230,9 @@ def store_by_distance(
     d = tile.distance()
     row = jnp.broadcast_to(tile.indices[tile.sides[0]][:, None], d.shape)
     inside = (d > lo) & (d < hi)
-    if tile.plan.spec.contiguous:
-        triton.store(ref.at[row, jnp.clip(d, lo, hi) - lo], entries, mask=inside)
-    else:
-        rounds = tile.token(tile.sides[1], "round")
-
-        def take_round(n, done):
-            now = inside & (rounds == n)
-            entry = ref.at[row, jnp.where(now, d - lo, 0)]  # 0: what `ends` will be stored over
-            triton.store(entry, add(triton.load(entry, mask=now, other=0), entries), mask=now)
-            if not tile.plan.interpret:
-                triton.debug_barrier()  # the next round may read what other threads have stored
-            return done
-
-        jax.lax.fori_loop(0, rounds.max() + 1, take_round, 0)
+    triton.store(ref.at[row, jnp.clip(d, lo, hi) - lo], entries, mask=inside)
     past = zip(ends, (d <= lo, d >= hi), strict=True)
     return [end + jnp.where(out, amounts, 0).sum(1) for end, out in past]
-
-
-def log2_of_sum(a: jax.Array, b: jax.Array) -> jax.Array:
-    """log2(2^a + 2^b), where either may be minus infinity."""
-    top = jnp.maximum(a, b)
-    finite = jnp.where(top > -jnp.inf, top, 0)
-    return finite + jnp.log2(jnp.exp2(a - finite) + jnp.exp2(b - finite))
 
 
 def dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:

@@ -205,12 +205,6 @@ class Writer:
     def _write_num_programs(self, equation):
         return f"tl.num_programs({equation.params['axis']})"
 
-    def _write_debug_barrier(self, equation):
-        self.line("tl.debug_barrier()")
-        return []
-
-    _write_debug_barrier_p = _write_debug_barrier  # its name before JAX 0.12
-
     def _write_div(self, equation, x, y):
         whole = np.issubdtype(equation.outvars[0].aval.dtype, np.integer)
         return f"{x.text} // {y.text}" if whole else f"{x.text} / {y.text}"
@@ -271,11 +265,6 @@ class Writer:
     def _write_get(self, equation, reference, *index):
         indices = jax.tree.unflatten(equation.params["tree"], index)
         return f"tl.load({self._pointers(reference, indices)})"
-
-    def _write_masked_load(self, equation, *args):
-        reference, indices, mask, other = jax.tree.unflatten(equation.params["args_tree"], args)
-        pointers = self._pointers(reference, indices)
-        return f"tl.load({pointers}, mask={mask.text}, other={other.text})"
 
     def _write_swap(self, equation, reference, value, *index):
         indices = jax.tree.unflatten(equation.params["tree"], index)
