@@ -74,7 +74,7 @@ def test_output_and_every_gradient_are_the_dense_engines(kernels, name):
     assert max(found.values()) < 1e-4, found
 
 
-@pytest.mark.parametrize("kernels, spec", zip(RUN, ["alibi+rope", "fox"], strict=True))
+@pytest.mark.parametrize("kernels, spec", [*zip(RUN, ["alibi+rope", "fox"], strict=True)])
 def test_half_precision_differs_as_rounding_does(kernels, spec):
     found = self_check.differences(RUN[kernels], case(spec, dtype="bfloat16"))
     assert max(found.values()) < self_check.bound("bfloat16") / 2, found
