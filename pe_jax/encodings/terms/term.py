@@ -48,13 +48,14 @@ class Side(NamedTuple):
       x: the vectors after rotations: [B, H or K, T, E].
       raw: the same before rotations, or None if no term reads them.
       states: one per term, float32 [B or 1, H, T, C], or None for a term without a state.
-      tokens: positions, and what the mask is made of.
+      tokens: positions, and what the mask is made of; None where they are kept apart, as they have
+        no gradients.
     """
 
     x: jax.Array
     raw: Any
     states: tuple[Any, ...]
-    tokens: Tokens
+    tokens: Tokens = None  # pyright: ignore[reportAssignmentType]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pe_jax.engines.first_order import first_order
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import BlockPermuted
 from pe_jax.engines.tiled.groups import Axes, map_by_axes
-from pe_jax.engines.tiled.plan import FIXED, OPERANDS, RESULT, Fixed, Operands, Result, Vectors
+from pe_jax.engines.tiled.plan import FIXED, OPERANDS, RESULT, Fixed, Operands, Result
 from pe_jax.numerics.arrays import varying_like
 
 
@@ -191,7 +191,7 @@ _attend.defvjp(_forward, _backward)
 class Visitor(NamedTuple):
     """The keys and values that a device sends round, and their tokens."""
 
-    k: Vectors
+    k: Side
     v: jax.Array
     tokens: Tokens
 

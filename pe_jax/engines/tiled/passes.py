@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.encodings.terms import Tokens
 from pe_jax.encodings.terms.diagonals import Line
 from pe_jax.engines import block
 from pe_jax.engines.block import LOWEST
@@ -115,8 +115,7 @@ class Group(NamedTuple):
     def scores(self, inputs: Operands, tile: Tile, before: tuple) -> tuple[jax.Array, tuple]:
         """Scores of a tile, LOWEST if hidden: float32 [b, h, r, c]; and the sums rows carry on."""
         q_tokens, k_tokens = self.tokens(tile)
-        q = Side(inputs.q.x, inputs.q.raw, inputs.q.states, q_tokens)
-        k = Side(inputs.k.x, inputs.k.raw, inputs.k.states, k_tokens)
+        q, k = inputs.q._replace(tokens=q_tokens), inputs.k._replace(tokens=k_tokens)
         pairs = None
         if tile.stage.masked:
             pairs = block.visible(self.plan.spec, self.fixed.masks, q_tokens, k_tokens)

@@ -18,19 +18,11 @@ from pe_jax.engines.tiled.groups import Axes, Groups
 from pe_jax.engines.tiled.sizes import CHOSEN, SHORT, Grid, TileSizes, alone, arrange
 
 
-class Vectors(NamedTuple):
-    """The arrays of queries or keys, a `Side` without its tokens: [B, H or K, T, …]."""
-
-    x: Any  # after rotations
-    raw: Any  # before rotations, or None
-    states: tuple  # for each term, as `Term.prepare` gives them
-
-
 class Operands(NamedTuple):
     """The inputs of a call that get gradients, padded to whole tiles; or these gradients."""
 
-    q: Any
-    k: Any
+    q: Any  # a `Side` without tokens, with states as `Term.prepare` gives them
+    k: Any  # the same of keys
     v: Any
     tables: Any  # for each term its values by distance, the greatest first, [H or 1, n, …]; or None
     terms: Any  # without the arrays that tables and states hold
@@ -271,14 +263,14 @@ def pad(x: jax.Array, axis: int, length: int, runs: int = 1, **how: Any) -> jax.
     return x.reshape(*x.shape[:axis], runs * length, *x.shape[axis + 2 :])
 
 
-def _fill(side: Side, length: int, runs: int) -> Vectors:
-    """The vectors of a side; padding repeats the last state, the least if states fall."""
+def _fill(side: Side, length: int, runs: int) -> Side:
+    """A side without its tokens; padding repeats the last state, the least if states fall."""
     last = functools.partial(pad, axis=2, length=length, runs=runs, mode="edge")
     states = jax.tree.map(
         lambda x: last(jnp.broadcast_to(x, (len(side.x), *x.shape[1:]))), side.states
     )
     x, raw = jax.tree.map(lambda x: pad(x, 2, length, runs), (side.x, side.raw))
-    return Vectors(x, raw, states)
+    return Side(x, raw, states)
 
 
 def fill_tokens(plan: Plan, q: Tokens, k: Tokens, runs: int = 1) -> list[Tokens]:

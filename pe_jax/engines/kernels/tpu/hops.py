@@ -19,7 +19,7 @@ from pe_jax.engines.kernels.tpu import engine, operands, passes
 from pe_jax.engines.kernels.tpu.plan import Arrays, Plan
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.ring import Partition
-from pe_jax.engines.tiled.plan import Fixed, Operands, Result, Vectors
+from pe_jax.engines.tiled.plan import Fixed, Operands, Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Kernels:
                 jnp.broadcast_to(x, (len(side.x), *x.shape[1:])) if used and x is not None else None
                 for used, x in zip(in_kernels, side.states, strict=True)
             )
-            return Vectors(side.x, side.raw, tuple(states))
+            return Side(side.x, side.raw, tuple(states))
 
         pairs = zip(in_kernels, terms, strict=True)
         kernel_terms = tuple(term.without_state_arrays() if used else None for used, term in pairs)
@@ -124,10 +124,10 @@ class KernelHops(NamedTuple):
         q, k = vectors[0]._replace(x=of_q), vectors[1]._replace(x=of_k)
         return Operands(q, k, of_v, tables=None, terms=terms)
 
-    def _arrays(self, fixed: Fixed, terms: tuple, q: Vectors, k: Vectors, v: jax.Array) -> Arrays:
+    def _arrays(self, fixed: Fixed, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
         """What the kernels read; none of it is padded."""
-        of_q, of_k = (Side(*of, tokens) for of, tokens in ((q, fixed.q), (k, fixed.k)))
-        return operands.make_arrays(self.plan, terms, of_q, of_k, v)
+        q, k = q._replace(tokens=fixed.q), k._replace(tokens=fixed.k)
+        return operands.make_arrays(self.plan, terms, q, k, v)
 
 
 def _cotangent(grad: Any, x: Any) -> Any:
