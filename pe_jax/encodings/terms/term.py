@@ -204,40 +204,11 @@ class Term:
             elif isinstance(function, functools.partial) or "<" in getattr(
                 function, "__qualname__", ""
             ):
-                has_arrays = any(other.name == "arrays" for other in dataclasses.fields(self))  # pyright: ignore[reportArgumentType]
                 raise TypeError(
                     f"{type(self).__name__}.{field.name}={shown(function, 80)}: jit compiles again"
-                    " for every new one; write at the top level of a module "
-                    + _module_function(field.name, function, has_arrays)
+                    " for every new one; write it at the top level of a module (what it closes over"
+                    " goes into `arrays`), or as a method of a frozen dataclass (into its fields)"
                 )
-
-
-def _module_function(field: str, function: Any, has_arrays: bool) -> str:
-    """The definition to write in place of a lambda, a local function or a partial, and a hint."""
-    partial = isinstance(function, functools.partial)
-    inner = function.func if partial else function
-    name = getattr(inner, "__name__", field)
-    name = field if "<" in name else name
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # functions in C may have no signature
-        parameters = []
-    names = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-    body, needs = "...", ", ".join(getattr(getattr(inner, "__code__", None), "co_freevars", ()))
-    if partial:
-        values = (*function.args, *function.keywords.values())
-        needs = "arrays" if any(hasattr(x, "shape") for x in values) else ""
-        fixed = ["arrays" if hasattr(x, "shape") else shown(x, 40) for x in values]
-        count = len(function.args)
-        options = [f"{key}={x}" for key, x in zip(function.keywords, fixed[count:], strict=True)]
-        body = f"return {name}({', '.join([*fixed[:count], *names, *options])})"
-        name = f"{field}_of_term"
-        names = names if not needs or "arrays" in names else ["arrays", *names]
-    definition = f"`def {name}({', '.join(names)}): {body}`"
-    if not needs:
-        return definition
-    where = f"pass {needs} as the field `arrays`, which comes first, or " * has_arrays
-    return f"{definition}; {where}make it a method of a frozen dataclass with fields for {needs}"
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
