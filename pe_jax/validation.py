@@ -93,9 +93,9 @@ def require_bool(field: str, value: Any) -> None:
     require(isinstance(value, bool), field, value, "pass True or False")
 
 
-def require_stddev(value: Any, field: str = "stddev") -> None:
-    """Raises ConfigError unless `value` is a standard deviation: a finite number of at least 0."""
-    require(is_real(value) and value >= 0, field, value, "pass >= 0")
+def require_stddev(stddev: Any) -> None:
+    """Raises ConfigError unless `stddev` is a standard deviation: a finite number of at least 0."""
+    require(is_real(stddev) and stddev >= 0, "stddev", stddev, "pass >= 0")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.0) -> str:

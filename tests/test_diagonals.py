@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pe_jax.encodings.terms import diagonals, repeat_heads
+from pe_jax.encodings.terms import diagonals
 from pe_jax.encodings.terms.diagonals import Line, shear, shear_back
+from pe_jax.numerics.arrays import repeat_heads
 from tests import util
 from tests.util import assert_close, noise
 

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side, Tokens, repeat_heads
+from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.numerics.arrays import repeat_heads
 
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
 

@@ -49,6 +49,11 @@ def fit(x: jax.Array, axis: int, length: int) -> jax.Array:
     return jnp.pad(x, widths)
 
 
+def repeat_heads(x: jax.Array, heads: int) -> jax.Array:
+    """Key heads as often as query heads share them: [B, K, S, E] → [B, H, S, E]."""
+    return x if x.shape[1] == heads else jnp.repeat(x, heads // x.shape[1], axis=1)
+
+
 def varying_like(tree: Any, like: Any) -> Any:
     """`tree` typed as varying over the mesh axes that `like` varies over (inside shard_map)."""
     axes = frozenset().union(*(jax.typeof(x).mat.varying for x in jax.tree.leaves(like)))

@@ -11,13 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pe_jax.numerics.arrays import repeat_heads
+
 
 def _einsum(form: str, *operands: jax.Array) -> jax.Array:
     return jnp.einsum(form, *operands, preferred_element_type=jnp.float32)
-
-
-def _heads(x: jax.Array, count: int) -> jax.Array:
-    return x if x.shape[1] == count else jnp.repeat(x, count // x.shape[1], axis=1)
 
 
 def _sum_heads(x: jax.Array, count: int) -> jax.Array:
@@ -31,7 +29,7 @@ def _transposed(x: jax.Array) -> jax.Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def multiply(dtype: Any, q: jax.Array, k: jax.Array) -> jax.Array:
     """q [B, H, T, E] times k [B, K, S, E], rounded to `dtype`: float32 [B, H, T, S]."""
-    return _einsum("bhte,bhse->bhts", q.astype(dtype), _heads(k, q.shape[1]).astype(dtype))
+    return _einsum("bhte,bhse->bhts", q.astype(dtype), repeat_heads(k, q.shape[1]).astype(dtype))
 
 
 def _multiply_forward(dtype, q, k):
@@ -41,7 +39,7 @@ def _multiply_forward(dtype, q, k):
 def _multiply_backward(dtype, saved, d):
     q, k = saved
     d, q = d.astype(dtype), q.astype(dtype)
-    d_q = _einsum("bhts,bhse->bhte", d, _heads(k, q.shape[1]).astype(dtype))
+    d_q = _einsum("bhts,bhse->bhte", d, repeat_heads(k, q.shape[1]).astype(dtype))
     d_k = jnp.swapaxes(_einsum("bhet,bhts->bhes", _transposed(q), d), 2, 3)
     return d_q, _sum_heads(d_k, k.shape[1])
 
@@ -52,7 +50,7 @@ multiply.defvjp(_multiply_forward, _multiply_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def average(dtype: Any, weights: jax.Array, v: jax.Array) -> jax.Array:
     """Weights [B, H, T, S] times v [B, K, S, F], rounded to `dtype`: float32 [B, H, T, F]."""
-    v = _heads(v, weights.shape[1]).astype(dtype)
+    v = repeat_heads(v, weights.shape[1]).astype(dtype)
     return _einsum("bhts,bhsf->bhtf", weights.astype(dtype), v)
 
 
@@ -63,7 +61,7 @@ def _average_forward(dtype, weights, v):
 def _average_backward(dtype, saved, d):
     weights, v = saved
     d, low = d.astype(dtype), weights.astype(dtype)
-    d_weights = _einsum("bhtf,bhsf->bhts", d, _heads(v, weights.shape[1]).astype(dtype))
+    d_weights = _einsum("bhtf,bhsf->bhts", d, repeat_heads(v, weights.shape[1]).astype(dtype))
     d_v = jnp.swapaxes(_einsum("bhft,bhts->bhfs", _transposed(d), low), 2, 3)
     return d_weights, _sum_heads(d_v, v.shape[1])
 

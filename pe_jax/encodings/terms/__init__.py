@@ -55,10 +55,8 @@ from pe_jax.encodings.terms.term import (
     halves,
     kind,
     pair_distance,
-    repeat_heads,
     require_positive,
     select,
-    state_product,
     static,
 )
 from pe_jax.encodings.terms.tuples import (
@@ -129,11 +127,9 @@ __all__ = [
     "reads_input",
     "reads_lse",
     "reads_positions",
-    "repeat_heads",
     "require_positive",
     "scale",
     "select",
-    "state_product",
     "static",
     "sums_rows",
     "views",

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings.terms.term import repeat_heads
-from pe_jax.numerics.arrays import varying_like
+from pe_jax.numerics.arrays import repeat_heads, varying_like
 from pe_jax.numerics.products import average, multiply
 
 

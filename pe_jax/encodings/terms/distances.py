@@ -20,10 +20,9 @@ from pe_jax.encodings.terms.term import (
     Term,
     kind,
     pair_distance,
-    repeat_heads,
     static,
 )
-from pe_jax.numerics.arrays import align
+from pe_jax.numerics.arrays import align, repeat_heads
 
 
 @kind
@@ -61,14 +60,8 @@ class DistanceTerm(Term):
         return dataclasses.replace(self, arrays=None)
 
     def contract(self, form: str, x: jax.Array, q: Side, k: Side) -> jax.Array:
-        """Sums x times the vectors [H or 1, B or 1, T, S, E] of all pairs as `form` says.
-
-        `*` in the form stands for the axes of heads and batch, left out where they are 1.
-        """
-        vectors = self.at(pair_distance(q, k))
-        shared = tuple(axis for axis in (0, 1) if vectors.shape[axis] == 1)
-        axes = "".join(name for axis, name in enumerate("hb") if axis not in shared)
-        return jnp.einsum(form.replace("*", axes), x.astype(jnp.float32), vectors.squeeze(shared))
+        """Sums x times the vectors [H or 1, B or 1, T, S, E] of all pairs as `form` says."""
+        return jnp.einsum(form, x.astype(jnp.float32), self.at(pair_distance(q, k)))
 
     def for_heads(self, share):
         return dataclasses.replace(self, fn=OfSomeHeads(self.fn, share, 0))
@@ -104,7 +97,7 @@ class RelativeKeys(DistanceTerm, ScoreTerm):
         return raw if self.u is None else raw + align(self.u[:, None], raw)
 
     def scores(self, q, k, states):
-        return self.contract("bhte,*tse->bhts", self.queries(q.raw), q, k)
+        return self.contract("bhte,hbtse->bhts", self.queries(q.raw), q, k)
 
     def along(self, line, q, k, states):
         return line.products(self.queries(q.raw), k.x.shape[2])
@@ -122,7 +115,7 @@ class RelativeQueries(DistanceTerm, ScoreTerm):
     reads_raw = "k"
 
     def scores(self, q, k, states):
-        return self.contract("bhse,*tse->bhts", repeat_heads(k.raw, q.x.shape[1]), q, k)
+        return self.contract("bhse,hbtse->bhts", repeat_heads(k.raw, q.x.shape[1]), q, k)
 
     def along(self, line, q, k, states):
         return line.key_products(k.raw, *q.x.shape[1:3])
@@ -135,7 +128,7 @@ class RelativeState(DistanceTerm, ScoreTerm):
     state: State = dataclasses.field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
 
     def scores(self, q, k, states):
-        return self.contract("bhte,*tse->bhts", states[0], q, k)
+        return self.contract("bhte,hbtse->bhts", states[0], q, k)
 
     def along(self, line, q, k, states):
         return line.products(states[0], k.x.shape[2])
@@ -149,7 +142,7 @@ class RelativeValues(DistanceTerm):
 
     def values(self, weights: jax.Array, q: Side, k: Side) -> jax.Array:
         """Float32 [B, H, T, F] for weights [B, H, T, S]."""
-        return self.contract("bhts,*tse->bhte", weights, q, k)
+        return self.contract("bhts,hbtse->bhte", weights, q, k)
 
     def values_along(self, line, weights):
         return line.average(weights)

@@ -20,10 +20,9 @@ from pe_jax.encodings.terms.term import (
     Tokens,
     halves,
     kind,
-    repeat_heads,
     static,
 )
-from pe_jax.numerics.arrays import varying_like
+from pe_jax.numerics.arrays import repeat_heads, varying_like
 
 EXACT = jax.lax.Precision.HIGHEST
 BLOCK = 32  # columns that are summed by one small matrix product

@@ -20,11 +20,9 @@ from pe_jax.encodings.terms.term import (
     halves,
     kind,
     pair_distance,
-    repeat_heads,
-    state_product,
     static,
 )
-from pe_jax.numerics.arrays import varying_like
+from pe_jax.numerics.arrays import repeat_heads, varying_like
 from pe_jax.numerics.running_sums import between, exactly, pieces
 from pe_jax.validation import require
 
@@ -229,12 +227,10 @@ class TokenProduct(ScoreTerm):
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def factors(self, states: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """[B or 1, H, T, C/2] of queries and [B or 1, H, S, C/2] of keys."""
+    def prepare(self, q, k, states, scale):
         return halves(self.state, states)
 
-    def prepare(self, q, k, states, scale):
-        return self.factors(states)
-
     def scores(self, q, k, states):
-        return state_product(self.state, states)
+        rows, columns = halves(self.state, states)
+        exact = jax.lax.Precision.HIGHEST
+        return jnp.einsum("...tc,...sc->...ts", rows, columns, precision=exact)

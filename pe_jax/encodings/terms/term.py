@@ -263,13 +263,6 @@ def halves(state: State, states: Any) -> tuple[jax.Array, jax.Array]:
     return states[0][..., :half], states[1][..., -half:]  # a cache holds only that half
 
 
-def state_product(state: State, states: Any) -> jax.Array:
-    """The dot products of the halves of all pairs: float32 [B or 1, H, T, S]."""
-    rows, columns = halves(state, states)
-    exact = jax.lax.Precision.HIGHEST
-    return jnp.einsum("...tc,...sc->...ts", rows, columns, precision=exact)
-
-
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Reads a table [H or 1, high - low + 1, …] of the distances low … high."""
@@ -296,11 +289,6 @@ class OfSomeHeads:
 def pair_distance(q: Side, k: Side) -> jax.Array:
     """`q_pos - k_pos` of all pairs: [B or 1, T, S], with a trailing A if positions have it."""
     return q.tokens.positions[:, :, None] - k.tokens.positions[:, None]
-
-
-def repeat_heads(x: jax.Array, heads: int) -> jax.Array:
-    """[B, K, S, E] → [B, H, S, E]."""
-    return x if x.shape[1] == heads else jnp.repeat(x, heads // x.shape[1], axis=1)
 
 
 def select(terms: tuple, *kinds: type) -> list:

@@ -142,10 +142,7 @@ class RowLine(NamedTuple):
 
     def products(self, x: jax.Array, columns: int) -> jax.Array:
         """The query [B, H, 1, E] times the vectors of its row: [B, H, 1, S]."""
-        form, values = "bhe,hne->bhn", self.values
-        if len(values) == 1:
-            form, values = "bhe,ne->bhn", values[0]
-        near = jnp.einsum(form, x[:, :, 0].astype(jnp.float32), values)
+        near = jnp.einsum("bhe,hne->bhn", x[:, :, 0].astype(jnp.float32), self.values)
         return self.view.by_row(near, near[..., :1])[:, :, None]
 
     def key_products(self, k: jax.Array, heads: int, rows: int) -> jax.Array:
@@ -165,10 +162,7 @@ class RowLine(NamedTuple):
         near = self.view.by_distance(weights[:, :, 0])
         past = weights.sum(-1) - near.sum(-1, keepdims=True)
         near = near.at[..., 0].add(past[..., 0])
-        form, values = "bhn,hnf->bhf", self.values
-        if len(values) == 1:
-            form, values = "bhn,nf->bhf", values[0]
-        return jnp.einsum(form, near, values)[:, :, None]
+        return jnp.einsum("bhn,hnf->bhf", near, self.values)[:, :, None]
 
 
 def _lines(terms: tuple, held: Any, view: "View") -> tuple:

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side, repeat_heads, select
+from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import call_in_reverse, first_order
 from pe_jax.engines.tiled.skipping import NEGLIGIBLE
+from pe_jax.numerics.arrays import repeat_heads
 from pe_jax.numerics.running_sums import exactly, pieces
 
 KINDS = (  # these exact kinds
@@ -156,8 +157,7 @@ def with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[
     for term, *states in zip(terms, q.states, k.states, strict=True):
         if isinstance(term, kinds.TokenProduct):
             factors = (
-                jnp.broadcast_to(x, (batch, *x.shape[1:]))
-                for x in term.factors((states[0], states[1]))
+                jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in kinds.halves(term.state, states)
             )
             row, column = factors
             rows.append((row / spec.scale_of(terms)).astype(q.x.dtype))

@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import repeat_heads
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.numerics.arrays import fit
+from pe_jax.numerics.arrays import fit, repeat_heads
 
 NEGLIGIBLE = -30.0  # a key whose score is so far below another's has a weight below 2⁻⁴³
 

@@ -158,15 +158,9 @@ class Task:
         raise ConfigError(f"data={self.name!r} has no {split} documents; use tasks.examples")
 
 
-def encoder_row(task: Task, example: Example, width: int = 0) -> tuple[jax.Array, ...]:
-    """The row that an encoder reads: tokens, targets, weights of the targets, segments: [T].
-
-    Args:
-      task: of the example.
-      example: from `task.draw`.
-      width: T; 0 for what the longest question needs.
-    """
-    index = jnp.arange(width or task.encoded(len(example.question)))
+def encoder_row(task: Task, example: Example) -> tuple[jax.Array, ...]:
+    """The row that an encoder reads: tokens, targets, weights of the targets, segments: [T]."""
+    index = jnp.arange(task.encoded(len(example.question)))
     slot = index - example.asked
     used = slot < task.slots(example.asked)
     question = pick(example.question, index) + len(SPECIAL)

@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms import Side, repeat_heads
+from pe_jax.encodings.terms import Side
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.gpu import launches
+from pe_jax.numerics.arrays import repeat_heads
 
 HOPPER, WIDEST = 90, (128, 256)  # widths of heads before this architecture, and from it on
 MULTIPLE = 8  # widths of heads are padded to multiples

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side, repeat_heads, select
+from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.gpu import launches
 from pe_jax.engines.kernels.gpu.launches import Launch, Launches
+from pe_jax.numerics.arrays import repeat_heads
 
 LOG2E = math.log2(math.e)
 MAX_DISTANCES = 2048  # within a horizon: the most entries by distance that a row has

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side, repeat_heads, select
+from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.tpu import piecewise
 from pe_jax.engines.kernels.tpu.plan import VECTORS, Arrays, Plan, Schedule
+from pe_jax.numerics.arrays import repeat_heads
 
 MAX_SCHEDULE = 2**18  # bytes of bounds
 SLACK = 1e-5  # how far rounding may take a pair's number beyond those of its tile's corners

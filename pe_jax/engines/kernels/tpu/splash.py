@@ -18,9 +18,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from pe_jax.encodings.terms import Side, repeat_heads
+from pe_jax.encodings.terms import Side
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
+from pe_jax.numerics.arrays import repeat_heads
 
 MAX_BLOCK, LANES = 512, 128  # the most and the fewest tokens of a block; channels of a register
 
