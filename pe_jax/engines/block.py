@@ -17,22 +17,28 @@ import jax.numpy as jnp
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.numerics.arrays import repeat_heads
 
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
 
 
 def multiply(q: jax.Array, k: jax.Array) -> jax.Array:
-    """[B, H, T, E] and [B, K, S, E]: float32 [B, H, T, S]."""
-    k = repeat_heads(k, q.shape[1])
-    return jnp.einsum("bhte,bhse->bhts", q, k, preferred_element_type=jnp.float32)
+    """[B, H, T, E] and [B, K, S, E]: float32 [B, H, T, S]. Each key is read once."""
+    rows = _by_key_head(q, k)
+    s = jnp.einsum("bhte,bhse->bhts", rows, k, preferred_element_type=jnp.float32)
+    return s.reshape(*q.shape[:3], k.shape[2])
 
 
 def average(weights: jax.Array, v: jax.Array) -> jax.Array:
     """Weights [B, H, T, S] times values [B, K, S, F]: float32 [B, H, T, F]."""
-    v = repeat_heads(v, weights.shape[1])
-    weights = weights.astype(v.dtype)
-    return jnp.einsum("bhts,bhsf->bhtf", weights, v, preferred_element_type=jnp.float32)
+    rows = _by_key_head(weights.astype(v.dtype), v)
+    out = jnp.einsum("bhts,bhsf->bhtf", rows, v, preferred_element_type=jnp.float32)
+    return out.reshape(*weights.shape[:3], v.shape[3])
+
+
+def _by_key_head(x: jax.Array, k: jax.Array) -> jax.Array:
+    """Rows of the H/K heads that share a key head, one after the other: [B, K, H/K·T, …]."""
+    batch, heads, rows, width = x.shape
+    return x.reshape(batch, k.shape[1], heads // k.shape[1] * rows, width)
 
 
 def require_known(terms: tuple, known: tuple[str, ...], engine: str) -> None:

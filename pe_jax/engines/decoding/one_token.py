@@ -108,13 +108,12 @@ def attend(
     pairs = block.visible(spec, terms, q.tokens, keys.tokens)
     lines = _lines(terms, held, view)
     before = block.start_of_rows(terms, q.x.shape[:3])
-    options = {"lines": lines, "before": before, "multiply": _multiply}
-    s = jnp.where(pairs, block.scores(spec, terms, q, keys, pairs, **options)[0], LOWEST)
+    s, _ = block.scores(spec, terms, q, keys, pairs, lines=lines, before=before)
+    s = jnp.where(pairs, s, LOWEST)
     top = jnp.maximum(s.max(-1, keepdims=True), LOWEST / 2)  # finite where nothing is visible too
     weights = jnp.exp(s - top)
     total = weights.sum(-1, keepdims=True)
-    tokens = q.tokens, keys.tokens
-    out = block.values(terms, weights, *tokens, view.v, lines=lines, average=_average)
+    out = block.values(terms, weights, q.tokens, keys.tokens, view.v, lines=lines)
     sees_any = total > 0
     total = jnp.where(sees_any, total, 1)
     return out / total, jnp.where(sees_any, top + jnp.log(total), LOWEST)
@@ -177,13 +176,6 @@ def _lines(terms: tuple, held: Any, view: "View") -> tuple:
     return tuple(lines)
 
 
-def _multiply(q: jax.Array, k: jax.Array) -> jax.Array:
-    """[B, H, 1, E] and [B, K, S, E], which are read once: float32 [B, H, 1, S]."""
-    rows = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
-    s = jnp.einsum("bkge,bkse->bkgs", rows, k, preferred_element_type=jnp.float32)
-    return s.reshape(*q.shape[:3], -1)
-
-
 def _view(
     spec: AttentionSpec, n: int, k: Side, v: jax.Array, far: Any, at: jax.Array, ring: bool
 ) -> View:
@@ -213,10 +205,3 @@ def _view(
         rows = jax.tree.map(cut, rows)
     x, raw, states, v, far = rows
     return View(Side(x, raw, states, Tokens(index[None], index[None])), v, far, index, at, n)
-
-
-def _average(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """Weights [B, H, 1, S] times v [B, K, S, F], which is read once: float32 [B, H, 1, F]."""
-    rows = weights.astype(v.dtype).reshape(*v.shape[:2], -1, v.shape[2])
-    out = jnp.einsum("bkgs,bksf->bkgf", rows, v, preferred_element_type=jnp.float32)
-    return out.reshape(*weights.shape[:3], -1)
