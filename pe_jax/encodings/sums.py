@@ -53,16 +53,11 @@ class Sum(Encoding):
     def check(self, dims):
         for part in self.parts:
             part.check(dims)
-        each = [(type(part).__name__, abstract_terms(part, dims)) for part in self.parts]
-        scaled = [name for name, terms in each if kinds.select(terms, kinds.Scale)]
-        if len(scaled) > 1:
-            raise ValueError(f"Sum: {' and '.join(scaled)} each set a scale; keep at most one")
-        rotations = [(name, t) for name, terms in each for t in kinds.select(terms, kinds.Rotation)]
-        for (first, rotation), (then, _) in zip(rotations, rotations[1:], strict=False):
-            if rotation.views is not None:
-                raise ValueError(
-                    f"Sum: {then} cannot rotate several views; put {first} after it, or leave one"
-                )
+        try:
+            kinds.check(abstract_terms(self, dims))
+        except ValueError as error:
+            names = " and ".join(type(part).__name__ for part in self.parts)
+            raise ValueError(f"Sum of {names}: {error}") from None
 
     def at_length(self, length):
         return Sum(tuple(part.at_length(length) for part in self.parts))

@@ -77,7 +77,7 @@ def test_tupe_r_is_a_sum_with_the_buckets_of_t5():
     ours = buckets.bucket(distance, EDGES, directional=True)
     want = [naive.distances.t5(d, 32, 128, True) for d in distance.tolist()]
     np.testing.assert_array_equal(ours, want)
-    with pytest.raises(ValueError, match="TUPE and T5 each set a scale"):
+    with pytest.raises(ValueError, match="Sum of TUPE and T5: 2 terms set a scale"):
         pe_jax.parse("tupe+t5")[0].check(DIMS)
     (encoding,) = pe_jax.parse(TUPE_R)
     params = random_params(encoding)
