@@ -20,8 +20,11 @@ from pe_jax.encodings.terms import (
 )
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.decoding import one_token
+from pe_jax.engines.tiled import TileSizes, passes, schedule
+from pe_jax.engines.tiled.plan import Fixed, Operands, fill_tokens, make_plan, with_tables
 from tests import util
-from tests.contract.laws import each, values
+from tests.contract.laws import ONE_AXIS, each, values
 from tests.util import DIMS, E, H, T, assert_close, contiguous
 
 
@@ -89,20 +92,63 @@ def test_past_the_horizon_nothing_changes(case):
             np.testing.assert_array_equal(biases, np.take(biases, [0] * 301, axis=2))
 
 
-@each([c for c in util.CASES if util.terms(c.encoding, DistanceTerm)])
-def test_a_table_of_a_term_is_the_term(case):
-    """What tiles, decoding and kernels read."""
-    if case.encoding.claims.axes > 1:
-        pytest.skip("distances of several axes have no table")
-    away = np.arange(-T, T + 1, dtype=np.int32)
+def read_by_tiles(term, causal, sizes, base):
+    """Its values at the pairs of each tile that is visited, as the tile reads them from a table.
 
-    def both(term):
-        table = term.tabled(-T, T)
-        assert type(table) is type(term) and table.state == term.state
-        return table.at(away), term.at(away)
+    By the first query and key of the tile. With a `base` the tiles are of two runs of a ring.
+    """
+    spec = AttentionSpec(DIMS, causal, aligned=True, contiguous=True)
+    on_ring = base is not None
+    plan = make_plan(spec, (term,), (1, H, T), (H, T), sizes, segments=False, on_ring=on_ring)
+    operands = with_tables(plan, Operands(None, None, None, None, (term,)), base)
+    group = passes.Group(plan, operands, Fixed(None, None, base), (), None)
+    with jax.ensure_compile_time_eval():
+        q, k = (jnp.arange(T, dtype=jnp.int32)[None] + first for first in (base or 0, 0))
+        tokens = fill_tokens(plan, Tokens(q, q), Tokens(k, k))
+        visits = jax.tree.map(np.asarray, schedule.visits(plan, *tokens))
+    (rows, columns), tiles = plan.grid[:2], {}
+    pairs = np.arange(columns) - np.arange(rows)[:, None]
+    for stage, visit in zip(schedule.stages(plan), visits, strict=True):
+        for i, count in enumerate(visit.counts):
+            for j in map(int, visit.columns[i, :count]):
+                tile = passes.Tile(stage, i, j)
+                (line,) = group.lines(group.cut(tile), tile)
+                entries = np.clip(line.offset + pairs, 0, line.values.shape[1] - 1)
+                tiles[i * rows, j * columns] = line.values[:, entries]
+    return tiles
 
-    for table, term in evaluated(case, DistanceTerm, both):
-        assert_close(table, term, 0)
+
+def joined(tiles) -> np.ndarray:
+    """Values at all pairs, [H or 1, T, T, …]: NaN where there is no tile."""
+    heads, _, _, *width = next(iter(tiles.values())).shape
+    whole = np.full((heads, 2 * T, 2 * T, *width), np.nan, np.float32)
+    for (i, j), x in tiles.items():
+        whole[:, i : i + x.shape[1], j : j + x.shape[2]] = x
+    return whole[:, :T, :T]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@each([c for c in ONE_AXIS if util.terms(c.encoding, DistanceTerm)])
+def test_a_table_of_a_term_is_the_term(case, causal):
+    """What tiles and decoding read: each visible pair of each tile, and each row of a cache."""
+    # these multiply matrices for the distances, which may round by their number
+    tol = 1e-6 if any(name in case.name for name in ("transformer_xl", "dpb")) else 0
+    apart = np.arange(T)[:, None] - np.arange(T)
+    squares, others = TileSizes(*util.BLOCKS), TileSizes(4, 8)
+    calls = (squares, None), (others, None), (squares, 3), (squares, -3)
+
+    def read(term):
+        (row,) = one_token.tables((term,), T)
+        row = row[:, -1 - np.minimum(np.arange(T), row.shape[1] - 1)]
+        tiles = [read_by_tiles(term, causal, *call) for call in calls]
+        wanted = [term.at(apart + (base or 0)) for _, base in calls]
+        return row, term.at(np.arange(T)), tiles, wanted
+
+    for row, past, tiles, wanted in evaluated(case, DistanceTerm, read):
+        assert_close(row, past, tol)
+        for (_, base), got, want in zip(calls, tiles, wanted, strict=True):
+            visible = (apart + (base or 0) >= 0) | (not causal)
+            assert_close(joined(got)[:, visible], want[:, visible], tol)
 
 
 @each([c for c in util.CASES if any(t.decays for t in util.terms(c.encoding, DistanceFormula))])

@@ -16,10 +16,10 @@
 tuple, a sum of encodings is concatenation, and the order does not matter except among rotations. A
 term is a pytree. Its leaves are float arrays, gathered from the parameters and not computed; all
 else is static and compares by value: functions are module functions or methods of frozen
-dataclasses, so that jit does not trace them again. Costly maps belong in the function: engines
-evaluate it once for the distances that occur (`tabled`). Scores, biases and states are float32.
-`scale` is 1/sqrt(E) unless the call or a `Scale` says otherwise; engines apply it to q·k and the
-scaled kinds. `logit_cap` and dropout are options of a call.
+dataclasses, so that jit does not trace them again. Costly maps belong in the function: at
+contiguous positions engines evaluate it once, for the distances that occur. Scores, biases and
+states are float32. `scale` is 1/sqrt(E) unless the call or a `Scale` says otherwise; engines apply
+it to q·k and the scaled kinds. `logit_cap` and dropout are options of a call.
 
 B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
 A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
@@ -46,7 +46,6 @@ from pe_jax.encodings.terms.softmax import Mask, Sink, Unnormalized
 from pe_jax.encodings.terms.term import (
     Method,
     OfSomeHeads,
-    Rows,
     ScoreTerm,
     Side,
     State,
@@ -103,7 +102,6 @@ __all__ = [
     "Rotation",
     "RowRescore",
     "RowSum",
-    "Rows",
     "Scale",
     "ScoreTerm",
     "Side",

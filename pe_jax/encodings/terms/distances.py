@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.terms.term import (
     OfSomeHeads,
-    Rows,
     ScoreTerm,
     Side,
     State,
@@ -45,15 +44,6 @@ class DistanceTerm(Term):
     def at(self, distance: jax.Array) -> jax.Array:
         """Its values at distances [*n]: float32 [H or 1, *n, …]."""
         return self.fn(self.arrays, distance).astype(jnp.float32)
-
-    def tabled(self, low: int, high: int) -> "DistanceTerm":
-        """The same term for distances low … high, read from a table: its function runs once."""
-        first, last = self.horizon or (low, high)
-        last = max(min(last, high), low)
-        first = min(max(first, low), last)
-        table = self.at(jnp.arange(first, last + 1, dtype=jnp.int32))
-        horizon = None if self.horizon is None else (first, last)
-        return dataclasses.replace(self, fn=Rows(first, last), arrays=table, horizon=horizon)
 
     def without_function_arrays(self) -> "DistanceTerm":
         """The term for engines that hold its values in a table."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import jax
-import jax.numpy as jnp
 
 from pe_jax.validation import is_real, require, shown
 
@@ -261,17 +260,6 @@ def halves(state: State, states: Any) -> tuple[jax.Array, jax.Array]:
     """The queries' half of a state, [B or 1, H, T, C/2], and the keys', [B or 1, H, S, C/2]."""
     half = state.width // 2
     return states[0][..., :half], states[1][..., -half:]  # a cache holds only that half
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Reads a table [H or 1, high - low + 1, …] of the distances low … high."""
-
-    low: int
-    high: int
-
-    def __call__(self, table: jax.Array, distance: jax.Array) -> jax.Array:
-        return jnp.take(table, jnp.clip(distance, self.low, self.high) - self.low, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
