@@ -192,7 +192,7 @@ def test_layers_of_one_encoding_share_its_table_whatever_their_windows():
 def test_a_scheme_that_depends_on_the_length_keeps_its_window():
     spec = "rope(scaling=dynamic_ntk(factor=8,original_length=4))@window=3,nope"
     longer = model(spec).at_length(64)
-    assert [block.attention.window.window for block in longer.blocks] == [3, None]
+    assert [block.attention.encoding.window for block in longer.blocks] == [3, None]
 
 
 @pytest.mark.parametrize("spec", ["rope@window=5,nope", "(rope+sink)@window=5,t5@window=9"])

@@ -111,7 +111,7 @@ def test_generating_sets_lengths_once_so_that_the_cache_equals_recomputing():
     np.testing.assert_array_equal(found[:, 3:], there)
     np.testing.assert_array_equal(told, there)  # a full pass is at its own length
     assert (there != here).mean() > 0.1  # the length matters
-    assert built.encodings == model.pattern  # and the model is as it was
+    assert built.encodings == model.windows  # and the model is as it was
     assert built.at_length(L).at_length(9).encodings == built.at_length(9).encodings
     rope, _ = tiny.build(tiny.config("rope,t5"))
     assert rope.at_length(L) is rope

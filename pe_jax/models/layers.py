@@ -3,7 +3,6 @@
 Parameters are float32, activations the config's `dtype`. B batch, T tokens, D width.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pe_jax.encodings import terms
-from pe_jax.encodings.base import Encoding, Params, abstract_terms
+from pe_jax.encodings.base import Params, abstract_terms
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
@@ -59,10 +58,9 @@ def norm(config: ModelConfig, width: int, rngs):
 class Attention(nnx.Module):
     """Self-attention: projections, the encoding of this layer, and an engine."""
 
-    def __init__(self, config: ModelConfig, encoding: Encoding, window: Windowed, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, encoding: Windowed, rngs: nnx.Rngs):
         dims, width = config.dims, config.width
         self.config, self.encoding, self.dims = config, encoding, dims
-        self.window = window
         inner, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
         # Queries are scaled down where a scheme does not scale scores. T5 (1910.10683) has that in
         # its initial weights, but then a step of AdamW moves its scores sqrt(E) times as far as
@@ -92,7 +90,7 @@ class Attention(nnx.Module):
             q = self.fold * q
         options: Any = dict(
             x=x,
-            encoding=dataclasses.replace(self.window, encoding=self.encoding),
+            encoding=self.encoding,
             params=Params(shared, nnx.as_pure(self.params)),
             dims=self.dims,
             embedded=True,  # by the model, before the first layer
@@ -134,9 +132,9 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """One layer: attention and MLP, each after a norm and added to the stream."""
 
-    def __init__(self, config: ModelConfig, encoding: Encoding, window: Windowed, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, encoding: Windowed, rngs: nnx.Rngs):
         self.attention_norm = norm(config, config.width, rngs)
-        self.attention = Attention(config, encoding, window, rngs)
+        self.attention = Attention(config, encoding, rngs)
         self.mlp_norm = norm(config, config.width, rngs)
         self.mlp = MLP(config, rngs)
         self.dropout = config.dropout

@@ -7,7 +7,6 @@ activations `dtype`.
 B batch, T tokens, D width, V vocabulary, N layers, P length of the pattern.
 """
 
-import dataclasses
 from typing import Self
 
 import jax
@@ -15,7 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pe_jax.encodings.base import Encoding, Params
+from pe_jax.encodings.base import Params
+from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines import outside
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
@@ -60,7 +60,7 @@ class Stack(nnx.Module):
             @nnx.vmap
             def make(weight_key, encoding_key):
                 rngs = nnx.Rngs(weight_key, encoding=encoding_key)
-                return Block(config, pattern[slot], config.windows[slot], rngs)
+                return Block(config, config.windows[slot], rngs)
 
             fold = jax.vmap(jax.random.fold_in, (None, 0))
             return make(fold(weights, layers + 2), fold(encodings, layers + 1000))
@@ -68,8 +68,8 @@ class Stack(nnx.Module):
         self.blocks = nnx.data([stack(p) for p in range(len(pattern))])
 
     @property
-    def encodings(self) -> tuple[Encoding, ...]:
-        """The pattern of encodings."""
+    def encodings(self) -> tuple[Windowed, ...]:
+        """The pattern of encodings, each with what its layer sees."""
         return tuple(block.attention.encoding for block in self.blocks)
 
     def at_length(self, length: int) -> Self:
@@ -264,7 +264,7 @@ class Transformer(Stack):
             layer_params = nnx.as_pure(self.blocks[slot].attention.params)
             layer_params = jax.tree.map(lambda a: a[layer // period], layer_params)
             params = Params(nnx.as_pure(self.shared[self.which[slot]]), layer_params)
-            window = dataclasses.replace(self.config.windows[slot], encoding=self.encodings[slot])
-            return caches.empty(window, batch, capacity, self.config.dims, dtype, params)
+            encoding = self.encodings[slot]
+            return caches.empty(encoding, batch, capacity, self.config.dims, dtype, params)
 
         return [layer_cache(layer) for layer in range(self.config.layers)]

@@ -49,10 +49,11 @@ def losses(trainer: Trainer, gain: float) -> Callable:
 
     def loss(params, factors, batch):
         model = trainer.model(params)
-        for block, encoding in zip(model.blocks, model.encodings, strict=True):
-            if isinstance(encoding, RoPE):
-                fields = {f.name: getattr(encoding, f.name) for f in dataclasses.fields(RoPE)}
-                block.attention.encoding = Free(**fields, gain=gain)
+        for block, layer in zip(model.blocks, model.encodings, strict=True):
+            if isinstance(rope := layer.encoding, RoPE):
+                fields = {f.name: getattr(rope, f.name) for f in dataclasses.fields(RoPE)}
+                free = Free(**fields, gain=gain)
+                block.attention.encoding = dataclasses.replace(layer, encoding=free)
                 repeats = model.config.layers // len(model.blocks)
                 params = {"factors": nnx.Param(jnp.tile(factors, (repeats, 1)))}
                 block.attention.params = nnx.data(params)
