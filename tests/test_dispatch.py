@@ -62,6 +62,12 @@ def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> 
         ("shaw", 2048, "tpu", "tpu", "INFO: attention: Shaw: the tpu kernel"),
         ("fire", 2048, "tpu", "tpu", "INFO: attention: FIRE: the tpu kernel"),
         ("rerope", 2048, "tpu", "tiled", "WARNING: attention: ReRoPE: tiles of XLA, not the tpu"),
+        ("transformer_xl", 8192, "tpu", "tpu", "INFO: attention: TransformerXL: the tpu kernel"),
+        (
+            *("transformer_xl", 16384, "tpu", "tiled"),
+            "WARNING: attention: TransformerXL: tiles of XLA, not the tpu kernel: vectors without a"
+            " horizon over 16384 tokens",
+        ),
     ],
 )
 def test_what_is_picked_is_said_once(caplog, monkeypatch, spec, length, device, engine, words):

@@ -156,6 +156,27 @@ def test_positions_restart_in_each_run_of_a_segment(ids):
     np.testing.assert_array_equal(per_segment(np.asarray([ids])), [want])
 
 
+@pytest.mark.parametrize("spec, restarts", [("fire", True), ("alibi", False), ("t5+fire", True)])
+def test_positions_of_packed_documents_restart_where_they_are_read(spec, restarts):
+    (encoding,) = pe_jax.parse(spec)
+    scheme = {"encoding": encoding, "params": util.random_params(encoding)}
+    ids = np.repeat(np.int32([[0, 1], [2, 3]]), 10, axis=1)
+    x, calls = noise(2, 20, H, util.E), []
+
+    def attend(spec, terms, q, k, v):
+        calls.append(
+            (spec.restarts, spec.contiguous, spec.in_order, int(q.tokens.positions[0, 11]))
+        )
+        return v, None
+
+    for where in ({"q_segments": ids}, {"q_positions": 2 * np.arange(20)}):
+        pe_jax.attention(x, x, x, **scheme, **where, implementation=attend)
+    assert calls == [
+        (restarts, not restarts, True, 1 if restarts else 11),
+        (False, False, False, 22),
+    ]
+
+
 # The parts of the tiled engine.
 
 

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pe_jax.encodings.terms import DistanceFormula, State, TokenBias, select
+import pe_jax
+from pe_jax.encodings.terms import DistanceFormula, OfSomeHeads, State, TokenBias, select
 from pe_jax.engines.kernels import small_case
 from tests.kernel_calls import LENGTH, T5, answer, drawn, operands
 from tests.util import B, E, H, K
@@ -86,6 +87,22 @@ def test_states_fall_where_a_bias_of_sums_needs_it():
     case = drawn(terms)
     assert (np.diff(case.q.states[0], axis=2) < 0).all()
     np.testing.assert_array_equal(case.q.states[0], case.k.states[0])
+
+
+def test_positions_restart_where_those_of_the_call_do():
+    tokens = drawn((), "fire", q_segments=np.zeros((2, LENGTH), np.int32)).q.tokens
+    restarted = pe_jax.positions.per_segment(tokens.segments)
+    np.testing.assert_array_equal(tokens.positions, restarted)
+    assert tokens.positions.max() < len(tokens.index[0]) - 1
+
+
+def test_a_term_of_some_heads_is_that_of_all_heads_of_the_case():
+    def shrunk(spec, terms, *sides):
+        some = terms[0].for_heads(small_case.FirstHeads(2))
+        return terms[0].fn, small_case.shrink(41, spec, (some,), *sides).terms[0].fn
+
+    whole, own = answer(shrunk, "fire")
+    assert own == OfSomeHeads(whole, small_case.FirstHeads(H), -3)
 
 
 def test_the_case_is_small_and_of_the_same_kind():

@@ -117,6 +117,13 @@ BIASED = {  # tokens in blocks of 8: neither 21 nor 27 is a multiple
     ),
     "multiplied by the scale": (Scaled(), {"causal": False}),
     "sink": (WithSink(), {"window": 9, "ids": IDS}),
+    "fire, grouped heads, window": (
+        "fire(width=12,length=9.0)",
+        {"tokens": 40, "kv_heads": 2, "window": 19},
+    ),
+    "fire, shared, segments": ("fire(width=5,shared=True)", {"ids": IDS, "kv_heads": 1}),
+    "fire+alibi": ("alibi+fire(width=5)", {"tokens": 40}),
+    "fire, one token": ("fire(width=5)", {"tokens": 1}),
 }
 LONG_IDS = np.repeat(np.asarray([[0, 1, -1, 2], [3, 3, 3, -2]], np.int32), [70, 60, 20, 50], axis=1)
 MASKED = {  # of splash, two blocks of 128; tests/test_stock_kernels has one
@@ -274,12 +281,27 @@ def test_what_the_engine_cannot_run_has_a_reason():
 
     assert reason("self_extend") == "it has no Rotation with several views of each token"
     assert reason("dape+fire") == "it has no RowRescore"
-    assert reason("fire") is reason("transformer_xl", 2**20) is reason("deberta+rope") is None
+    assert reason("fire") is reason("transformer_xl", 4096) is reason("deberta+rope") is None
     assert "same tokens" in reason("rope", aligned=False)
     assert "explicit positions" in reason("shaw", contiguous=False)
     assert reason("t5+alibi+rope", contiguous=False) is None
     assert reason(Free(), 2**20) == "a bias without a horizon over 1048576 tokens"
     assert reason("t5+alibi", 2**20) is None
+    assert reason("transformer_xl", 2**20) == "vectors without a horizon over 1048576 tokens"
+    assert reason("inkling(extent=20000)", 2**20) == "vectors of distances from -1 to 20000"
+    assert reason("inkling(extent=20000)", 2048) is None
+
+
+def test_biases_of_pairs_and_those_at_explicit_positions_are_computed_in_chunks():
+    def chosen(names, **options):
+        (encoding,) = pe_jax.parse(names)
+        spec = AttentionSpec(util.DIMS, True, aligned=True, **options)
+        return engine.strategies(spec, abstract_terms(encoding, util.DIMS))
+
+    # Of FIRE, T5's scale, T5, ALiBi and FoX.
+    for in_order in ({"contiguous": True}, {"restarts": True}):
+        assert chosen("fire+t5+alibi", **in_order) == ("pairs", "", "", "")
+    assert chosen("fire+t5+alibi+fox") == ("pairs", "", "pairs", "pairs", "")
 
 
 def lowered(name: str, tokens: int, gradient: bool, sharding=None, width: int = 64):

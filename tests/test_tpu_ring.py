@@ -13,6 +13,7 @@ CASES = {  # 48 tokens: runs of 6, or of 12 where blocks are not balanced
     "alibi": ("alibi", False, {}),
     "t5, window": (T5, False, {"window": 14}),
     "t5, both ways": (BOTH, True, {}),
+    "vectors without a horizon": ("transformer_xl", True, {}),
     "packed, one key head": ("fox+shaw(clip=3)+rope", True, {"ids": IDS, "kv_heads": 1}),
 }
 

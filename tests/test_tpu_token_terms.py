@@ -36,6 +36,11 @@ CASES = {
     "deberta and all": (DISTANCES, ALL),
     "transformer_xl, all, packed": ("transformer_xl", {"q_segments": PACKED, **ALL}),
     # In chunks of 64 queries, or of 32 where there are no more.
+    "pairs, packed": ("fire(width=3)", {"q_segments": PACKED}),
+    "pairs, a table, vectors, packed": (
+        f"fire(width=3)+{T5}+shaw(clip=3)",
+        {"q_segments": PACKED, "window": 20},
+    ),
     "pairs, fox, cap": ("fox+fire(width=3)+rope", {"logit_cap": 3.0, "q_positions": ELSEWHERE}),
     "pairs, transformer_xl": ("fire(width=3)+transformer_xl", {"length": 128, **ALL}),
     "pairs, a table, elsewhere": (
@@ -62,12 +67,9 @@ def test_later_groups_of_chunks_meet_more_keys(monkeypatch):
     assert_dense("fire(width=3)", KERNELS, q_segments=PACKED, q_positions=ELSEWHERE)
 
 
-def test_vectors_too_wide_for_a_core_get_gradients_by_diagonal(monkeypatch):
-    monkeypatch.setattr(engine, "MAX_VECTORS", 0)
-    assert_dense(DISTANCES, KERNELS, **ALL)
-
-
-@pytest.mark.parametrize("name", ["fox, elsewhere", "inkling", "pairs, transformer_xl"])
+@pytest.mark.parametrize(
+    "name", ["fox, elsewhere", "inkling", "pairs, packed", "pairs, transformer_xl"]
+)
 def test_half_precision_differs_from_dense_as_rounding_does(name):
     spec, options = CASES[name]
     assert_dense(spec, KERNELS, tol=3e-2, **options, dtype="bfloat16")

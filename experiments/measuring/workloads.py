@@ -162,7 +162,7 @@ def full_bias(terms: tuple, sides: tuple[Side, Side], dims: Dims, learned: bool)
 
     for term, *states in zip(terms, q.states, k.states, strict=True):
         if isinstance(term, kinds.RelativeKeys):
-            added.append(scale * shifted(term.queries(q.raw), term))
+            added.append(scale * shifted(term.dotted_with(q, k, states)[1], term))
         elif isinstance(term, kinds.RelativeQueries):
             vectors = term.at(distance)[:, ::-1]
             products = jnp.matmul(k.raw.astype(jnp.float32), jnp.swapaxes(vectors, -1, -2))

@@ -68,8 +68,6 @@ from pe_jax.encodings.terms.term import (
     static as static,
 )
 from pe_jax.encodings.terms.tuples import (
-    OUTSIDE as OUTSIDE,
-    RELATIVE as RELATIVE,
     check as check,
     is_absolute as is_absolute,
     logit_cap as logit_cap,

@@ -81,16 +81,15 @@ class RelativeKeys(DistanceTerm, ScoreTerm):
     reads_raw = "q"
     u: jax.Array | None = dataclasses.field(default=None, kw_only=True)
 
-    def queries(self, raw: jax.Array) -> jax.Array:
-        """Queries before rotations plus `u`, for products with vectors: float32 [B, H, T, E]."""
-        raw = raw.astype(jnp.float32)
-        return raw if self.u is None else raw + align(self.u[:, None], raw)
+    def dotted_with(self, q, k, states):
+        raw = q.raw.astype(jnp.float32)
+        return "q", raw if self.u is None else raw + align(self.u[:, None], raw)
 
     def scores(self, q, k, states):
-        return self.contract("bhte,hbtse->bhts", self.queries(q.raw), q, k)
+        return self.contract("bhte,hbtse->bhts", self.dotted_with(q, k, states)[1], q, k)
 
     def along(self, line, q, k, states):
-        return line.products(self.queries(q.raw), k.x.shape[2])
+        return line.products(self.dotted_with(q, k, states)[1], k.x.shape[2])
 
     def for_heads(self, share):
         term = super().for_heads(share)
@@ -104,6 +103,9 @@ class RelativeQueries(DistanceTerm, ScoreTerm):
     scaled = True
     reads_raw = "k"
 
+    def dotted_with(self, q, k, states):
+        return "k", k.raw.astype(jnp.float32)
+
     def scores(self, q, k, states):
         return self.contract("bhse,hbtse->bhts", repeat_heads(k.raw, q.x.shape[1]), q, k)
 
@@ -116,6 +118,9 @@ class RelativeState(DistanceTerm, ScoreTerm):
     """Vectors [H or 1, *n, C] dotted with the query's state."""
 
     state: State = dataclasses.field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+
+    def dotted_with(self, q, k, states):
+        return "q", states[0]
 
     def scores(self, q, k, states):
         return self.contract("bhte,hbtse->bhts", states[0], q, k)

@@ -138,6 +138,13 @@ class Term:
         """The same at contiguous positions, from its values along the diagonals (a `Line`)."""
         return None
 
+    def dotted_with(self, q: "Side", k: "Side", states: Any) -> Any:
+        """What its vectors of distances are dotted with: "q" or "k", and numbers of that side.
+
+        Float32 [B or 1, H or K, T or S, width of a vector].
+        """
+        return None
+
     def prepare(self, q: "Side", k: "Side", states: Any, scale: float) -> Any:
         """Its states of queries and of keys as `scores` takes them, made once per call."""
         return states

@@ -6,30 +6,11 @@ A axes of a position, C numbers of a state or a formula, n any shape. `distance 
 
 from typing import Any
 
-from pe_jax.encodings.terms.distances import (
-    RelativeKeys,
-    RelativeQueries,
-    RelativeState,
-    RelativeValues,
-)
 from pe_jax.encodings.terms.rows import PathProduct
 from pe_jax.encodings.terms.scores import ChannelDecay, PairBias
 from pe_jax.encodings.terms.softmax import Sink, Unnormalized
 from pe_jax.encodings.terms.term import Term, select
-from pe_jax.encodings.terms.vectors import (
-    Input,
-    QueryBias,
-    Rotation,
-    Scale,
-    TracedScalars,
-    ValueRotation,
-    Views,
-)
-
-# vectors of distances
-RELATIVE = (RelativeKeys, RelativeQueries, RelativeState, RelativeValues)
-# applied before or after an engine, or by every engine
-OUTSIDE = (Input, QueryBias, Rotation, ValueRotation, Scale, Sink, Unnormalized)
+from pe_jax.encodings.terms.vectors import Rotation, Scale, TracedScalars, Views
 
 
 def reads_lse(terms: tuple) -> bool:

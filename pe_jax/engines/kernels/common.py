@@ -17,13 +17,14 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import call_in_reverse, first_order
-from pe_jax.engines.tiled.skipping import NEGLIGIBLE
+from pe_jax.engines.tiled.skipping import NEGLIGIBLE, can_skip
 from pe_jax.numerics.arrays import repeat_heads
 from pe_jax.numerics.running_sums import exactly, pieces
 
 KINDS = (  # these exact kinds
-    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
-    *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct),
+    *(kinds.DistanceFormula, kinds.DistanceBias, kinds.PairBias, kinds.TokenBias),
+    *(kinds.TokenProduct, kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeState),
+    kinds.RelativeValues,
 )
 PIECES = 4  # numbers of bfloat16's precision that sum to one number in `with_key_biases`
 # Tokens up to which a stock kernel, which visits every tile, is taken where ours would skip some:
@@ -40,7 +41,8 @@ def unsupported(
 
     Subclasses of a kind may mean something else: they are refused.
     """
-    missing = [type(term).__name__ for term in terms if type(term) not in kinds.OUTSIDE + KINDS]
+    inside = [type(term) for term in terms if term.reads != "outside"]
+    missing = [kind.__name__ for kind in inside if kind not in KINDS]
     if missing:
         return f"it has no {' or '.join(dict.fromkeys(missing))}"
     if kinds.views(terms) is not None:
@@ -129,21 +131,13 @@ class ScorePlan:
     @classmethod
     def fields(cls, spec: AttentionSpec, terms: tuple) -> dict[str, Any]:
         """The fields above by name, for plans that have more."""
-        added = select(terms, kinds.ScoreTerm)
-        formulas, of_tokens = (
-            select(terms, kind) for kind in (kinds.DistanceFormula, kinds.TokenBias)
-        )
+        of_tokens = select(terms, kinds.TokenBias)
         return {
             "spec": spec,
             "scale": spec.scale_of(terms),
             "formula": formula_sum(terms),
             "of_tokens": FunctionSum(tuple((term.fn, term.state.width) for term in of_tokens)),
-            "decays": bool(added)
-            and len(added) == len(formulas) + len(of_tokens)
-            and all(term.decays for term in added)
-            and (spec.contiguous or not formulas)
-            and spec.aligned
-            and spec.logit_cap is None,
+            "decays": can_skip(spec, terms),
             "cap": spec.logit_cap,
         }
 

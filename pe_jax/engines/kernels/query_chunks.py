@@ -1,12 +1,12 @@
 """Scores of terms that no kernel computes, for one chunk of queries after the other.
 
-A bias of pairs (class tokens; on a GPU, FIRE), of distances of several axes (Swin), or of distances
-that are not known beforehand is a function of JAX on positions, learned or not. XLA evaluates it
-once for all heads, and all rows of the batch that share positions, for as many queries as make a
-chunk: [B or 1, H or 1, R, S], which the kernels read tile by tile. They write the gradient of each
-score of the chunk, and XLA pulls it back through the function: no atomics, and memory for one
-chunk. Under a causal mask a chunk meets no keys past the end of its group: with four groups, 5/8 of
-all pairs are evaluated.
+A bias of pairs (class tokens, FIRE), of distances of several axes (Swin), or of distances that are
+not known beforehand is a function of JAX on positions, learned or not. XLA evaluates it once for
+all heads, and all rows of the batch that share positions, for as many queries as make a chunk:
+[B or 1, H or 1, R, S], which the kernels read tile by tile. They write the gradient of each score
+of the chunk, and XLA pulls it back through the function: no atomics, and memory for one chunk.
+Under a causal mask a chunk meets no keys past the end of its group: with four groups, 5/8 of all
+pairs are evaluated.
 
 Each back end says which terms are computed here: a strategy per term, "pairs", or "" for its
 kernels. B batch, T queries, S keys, H query heads, E head width, F value width; R queries of a

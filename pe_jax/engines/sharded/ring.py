@@ -111,7 +111,7 @@ class Ring(NamedTuple):
         if axis is None:
             return terms
         share = HeadsOfDevice(axis)  # terms outside the engine have no arrays here
-        return tuple(t if not t or t.reads == "outside" else t.for_heads(share) for t in terms)
+        return tuple(t if t.reads == "outside" else t.for_heads(share) for t in terms)
 
     def on_devices(self, f, axes: tuple, args: tuple, out_axes: Any) -> Any:
         """f(*args) on each device, which has its part by `axes` (`HEADS`: terms, which are whole).

@@ -140,7 +140,7 @@ def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tu
 
 def _reads(terms: tuple, biased: bool) -> str:
     """The most that a tile reads besides q, k and v, of `launches.READS`."""
-    if select(terms, *kinds.RELATIVE):
+    if any(term.distances == "vectors" for term in terms):
         return "vectors"
     if biased:
         return "bias"
@@ -159,15 +159,13 @@ def make_arrays(
         for x in (q.x, k.x, v)
     )
     rows, columns = [], []
-    for term, state in zip(terms, q.states, strict=True):
-        if isinstance(term, kinds.RelativeState):
-            rows.append(common.multiply(common.pad(state, 2, tokens), term.at(distance)))
-        elif isinstance(term, kinds.RelativeKeys):
-            raw = term.queries(common.pad(q.raw, 2, tokens))
-            rows.append(common.multiply(raw, term.at(distance)) * plan.scale)
-        elif isinstance(term, kinds.RelativeQueries):
-            raw = repeat_heads(common.pad(k.raw, 2, tokens), q.x.shape[1]).astype(jnp.float32)
-            columns.append(common.multiply(raw, term.at(distance)) * plan.scale)
+    for term, *states in zip(terms, q.states, k.states, strict=True):
+        if (dotted := term.dotted_with(q, k, states)) is not None:
+            side, factors = dotted
+            factors = common.pad(repeat_heads(factors, q.x.shape[1]), 2, tokens)
+            product = common.multiply(factors, term.at(distance))
+            product = product * plan.scale if term.scaled else product
+            (rows if side == "q" else columns).append(product)
     numbers = common.coefficients(terms)
     table = common.distance_bias(terms, distance, plan.scale)
     return Arrays(

@@ -9,12 +9,9 @@ reach the kernels in these forms, never as a matrix in memory:
 * `DistanceBias`es are evaluated outside, once for each block diagonal: a band of the distances
   that occur there, which a tile shears into place by rotating lanes (T5);
 * so are vectors of distances. A tile multiplies them with what its tokens have for them, q, k or a
-  state, and shears the products (Shaw, DeBERTa, Inkling). Those without a horizon get gradients
-  from a kernel that goes along block diagonals (Transformer-XL);
-* FIRE's network is a table of lines and numbers of the queries: a tile takes one line, and the
-  knots that lie within it (`piecewise`);
-* any other bias of pairs of positions, or of distances of several axes or at explicit positions, is
-  an array for one chunk of queries after the other (`query_chunks`: Swin).
+  state, and shears the products (Shaw, DeBERTa, Inkling);
+* a bias of pairs of positions, or of distances of several axes or at explicit positions, is an
+  array for one chunk of queries after the other (`query_chunks`: FIRE, Swin).
 
 Beyond the horizon of all that is read by distance a tile takes one number per query, which moves
 the row maxima and not the scores, so that a far tile costs what it costs without a bias. Where
@@ -41,15 +38,14 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import DistanceTerm, Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common, query_chunks
-from pe_jax.engines.kernels.tpu import operands, passes, piecewise
+from pe_jax.engines.kernels.tpu import operands, passes
 from pe_jax.engines.kernels.tpu.plan import Arrays, Plan
 from pe_jax.engines.reference import LOWEST
 
 MAX_BLOCK, LANES = 512, 128  # the most and, by default, the fewest tokens of a block
 MAX_BANDS = 2**22  # bytes of a head's bands, or their gradients, that may stay in a core's memory
-MAX_VECTORS = 2**23  # the same for bands of vectors; larger ones are treated as without a horizon
+MAX_VECTORS = 2**23  # the same for bands of vectors, whose kernels have more of it
 MAX_PAIRS = 2**24  # of a chunk, unless a block has more; a gather takes 16 times their memory
-MAX_KNOTS = 127  # of a bias in pieces, whose lines are the lanes of a register
 MAX_NUMBERS = 8  # per token, of all `TokenBias`es
 
 
@@ -60,32 +56,29 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         return why
     if not spec.aligned:
         return "queries and keys are not the same tokens in order"
-    if select(terms, *kinds.RELATIVE) and not spec.in_order:
+    vectors = [term for term in terms if term.distances == "vectors"]
+    if vectors and not spec.in_order:
         return "vectors of distances at explicit positions"
     numbers = sum(term.state.width for term in select(terms, kinds.TokenBias))
     if numbers > MAX_NUMBERS:
         return f"{numbers} numbers per token (at most {MAX_NUMBERS})"
-    plan = make_plan(spec, terms, q)
-    in_bands = plan.by_distance and not plan.by_diagonal
-    if not in_bands or 8 * plan.block * len(plan.diagonals) <= MAX_BANDS:
+    plan, distance = make_plan(spec, terms, q), jax.ShapeDtypeStruct((1,), jnp.int32)
+    widths = (jax.eval_shape(term.at, distance).shape[-1] for term in vectors)
+    lanes = sum(pl.cdiv(width, LANES) * LANES for width in widths)
+    size = 8 * plan.block * len(plan.diagonals) if plan.by_distance else 0
+    if size <= MAX_BANDS and size * lanes <= MAX_VECTORS:
         return None
+    what = "vectors" if vectors else "a bias"
     if plan.horizon is None:
-        return f"a bias without a horizon over {plan.tokens} tokens"
-    return f"a bias of distances from {plan.horizon[0]} to {plan.horizon[1]}"
+        return f"{what} without a horizon over {plan.tokens} tokens"
+    return f"{what} of distances from {plan.horizon[0]} to {plan.horizon[1]}"
 
 
 def strategies(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
     """The strategy of each term, as in `query_chunks`: "pairs" or ""."""
-    distances, pairs = (kinds.DistanceFormula, kinds.DistanceBias), select(terms, kinds.PairBias)
-    alone = spec.in_order and spec.causal and len(pairs) == 1
-
-    def of_pairs(term):
-        if alone and isinstance(term, kinds.PairBias) and (fire := piecewise.network(term.fn)):
-            return fire.width > MAX_KNOTS
-        explicit = isinstance(term, distances) and not spec.in_order
-        return isinstance(term, kinds.PairBias) or explicit
-
-    return tuple("pairs" if of_pairs(term) else "" for term in terms)
+    explicit = () if spec.in_order else (kinds.DistanceFormula, kinds.DistanceBias)
+    in_chunks = kinds.PairBias, *explicit
+    return tuple("pairs" if isinstance(term, in_chunks) else "" for term in terms)
 
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
@@ -151,13 +144,10 @@ def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=
     terms = query_chunks.kept(strategies(spec, terms), terms)
     tokens = q.x.shape[2]
     block = block or min(MAX_BLOCK, max(LANES, pl.next_power_of_2(tokens)))
-    horizon = _horizon(spec, terms, block)
     return Plan(
         **common.ScorePlan.fields(spec, terms),
-        real_distances=all(map(_takes_reals, select(terms, kinds.DistanceFormula))),
         by_distance=bool(select(terms, DistanceTerm)),
-        by_diagonal=bool(select(terms, *kinds.RELATIVE)) and horizon is None,
-        horizon=horizon,
+        horizon=common.horizon(terms),
         tokens=tokens,
         block=block,
         steps=(0, 0),
@@ -165,22 +155,6 @@ def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=
         near=0,
         interpret=interpret,
     )
-
-
-def _horizon(spec: AttentionSpec, terms: tuple, block: int) -> tuple[int, int] | None:
-    """The distances beyond which all is constant; None: there are none, or they are too far.
-
-    They are too far if the gradients of vectors within them do not fit a core's memory. That must
-    not depend on the length, because a small case has to be computed as the call is.
-    """
-    limits, vectors = common.horizon(terms), select(terms, *kinds.RELATIVE)
-    if limits is None or not vectors:
-        return limits
-    distance = jax.ShapeDtypeStruct((1,), jnp.int32)
-    widths = (jax.eval_shape(term.at, distance).shape[-1] for term in vectors)
-    width = sum(pl.cdiv(n, LANES) * LANES for n in widths)
-    diagonals = (limits[1] - (0 if spec.causal else limits[0])) // block + 3
-    return limits if 8 * block * diagonals * width <= MAX_VECTORS else None
 
 
 def counted(plan: Plan) -> Plan:
@@ -193,22 +167,13 @@ def counted(plan: Plan) -> Plan:
     return dataclasses.replace(plan, steps=steps, tiles=int(visible.sum()), near=int(near.sum()))
 
 
-def _takes_reals(term: kinds.DistanceFormula) -> bool:
-    """Whether the function of a formula takes float32 distances too."""
-    try:
-        jax.eval_shape(term.at, jax.ShapeDtypeStruct((1,), jnp.float32))
-    except TypeError:
-        return False
-    return True
-
-
 def _forward(plan: Plan, x: Arrays):
     """Output [B, H, T, F], logarithms of rows' sums [B, H, T, 1]; what is saved.
 
-    The output is in v's dtype; with a bias of pairs, or in pieces, in float32: the gradients of
-    these are sums over rows that add up to 0, as far as `inner` is exact.
+    The output is in v's dtype; with a bias of pairs in float32: the gradients of its parameters are
+    sums over rows that add up to 0, as far as `inner` is exact.
     """
-    dtype = x.v.dtype if x.bias is None and x.pieces is None else jnp.float32
+    dtype = x.v.dtype if x.bias is None else jnp.float32
     result = passes.forward(plan, x, dtype)
     out, kernel_lse = (checkpoint_name(array, common.SAVED) for array in (result.out, result.lse))
     lse = jnp.where(kernel_lse == -LOWEST, LOWEST, kernel_lse)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side, select
+from pe_jax.encodings.terms import Side
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels import query_chunks
 from pe_jax.engines.kernels.tpu import engine, operands, passes
 from pe_jax.engines.kernels.tpu.plan import Arrays, Plan
 from pe_jax.engines.reference import LOWEST
@@ -40,20 +40,21 @@ class Kernels:
         run = q.x.shape[2] // split.runs_per_row
         q, k, v = operands.with_products(spec, terms, q, k, v)
         plan = engine.make_plan(spec, terms, q, self.block or block_of(run), self.interpret)
-        in_kernels = [
-            isinstance(t, common.KINDS) and not isinstance(t, kinds.TokenProduct) for t in terms
-        ]
+        # Products are channels of q and k by now.
+        elsewhere = tuple(
+            "outside" if t.reads == "outside" or isinstance(t, kinds.TokenProduct) else ""
+            for t in terms
+        )
+        terms, q, k = query_chunks.of_kernels(elsewhere, terms, q, k)
 
         def vectors(side):
-            states = (
-                jnp.broadcast_to(x, (len(side.x), *x.shape[1:])) if used and x is not None else None
-                for used, x in zip(in_kernels, side.states, strict=True)
-            )
-            return Side(side.x, side.raw, tuple(states))
+            def of_rows(x):
+                return jnp.broadcast_to(x, (len(side.x), *x.shape[1:]))
 
-        pairs = zip(in_kernels, terms, strict=True)
-        kernel_terms = tuple(term.without_state_arrays() if used else None for used, term in pairs)
-        x = Operands(vectors(q), vectors(k), v, tables=None, terms=kernel_terms)
+            return Side(side.x, side.raw, jax.tree.map(of_rows, side.states))
+
+        terms = tuple(term.without_state_arrays() for term in terms)
+        x = Operands(vectors(q), vectors(k), v, tables=None, terms=terms)
         fixed = Fixed(q.tokens, k.tokens)
         return KernelHops(_shared(plan, split)), x, fixed
 
@@ -67,10 +68,9 @@ def refusal(
         return f"devices have runs of {run} tokens: not of whole blocks of {engine.LANES}"
     if (why := engine.refusal(spec, terms, q, k, v)) is not None:
         return why
-    if any(engine.strategies(spec, terms)) or select(terms, kinds.PairBias):
+    if any(engine.strategies(spec, terms)):
         return "in a ring it has no biases of pairs of positions"
-    by_diagonal = engine.make_plan(spec, terms, q).by_diagonal
-    return "in a ring it has no vectors without a horizon" if by_diagonal else None
+    return None
 
 
 def block_of(run: int) -> int:

@@ -1,4 +1,4 @@
-"""The TPU kernels: one forward, two backward (queries; keys and values), one for block diagonals.
+"""The TPU kernels: one forward, two backward (queries; keys and values).
 
 A kernel takes references: where blocks are, what it reads, what it writes, and `kept`, float32
 memory that lasts from tile to tile. The last grid axis runs over the tiles that add up to one block
@@ -12,14 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.kernels.tpu import piecewise, tiles
-from pe_jax.engines.kernels.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Plan, Schedule, Tile
+from pe_jax.engines.kernels.tpu import tiles
+from pe_jax.engines.kernels.tpu.plan import OF_HEADS, Arrays, Plan, Schedule, Tile
 from pe_jax.engines.kernels.tpu.shear import dot, repeat_columns
 from pe_jax.engines.kernels.tpu.tiles import scores
 from pe_jax.engines.reference import LOWEST
 
 FLOOR = -1e29  # where row maxima begin, above masked scores: exp(LOWEST - FLOOR) is 0
-FEW = 1  # easy tiles with up to this many knots have separate programs
 
 
 def forward_kernel(
@@ -30,10 +29,9 @@ def forward_kernel(
     first, last = schedule.bounds(b, h, i)
     fill(step == 0, 0, kept.out, total)
     fill(step == 0, FLOOR, top)
-    x = with_columns(plan, x, kept, step == 0)
 
     def visit(tile: Tile):
-        s, rest = scores(plan, x, tile)[:2]
+        s, rest, _ = scores(plan, x, tile)
         new_top = jnp.maximum(top[...], s.max(1, keepdims=True) + rest)
         p = jnp.exp(s - repeat_columns(new_top - rest, plan.block))
         fade, v = jnp.exp(top[...] - new_top), x.v[...]
@@ -62,11 +60,10 @@ def queries_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, kep
     """
     h, b, i, step = (pl.program_id(axis) for axis in range(4))
     first, last = schedule.bounds(b, h, i)
-    fill(step == 0, 0, kept.q, kept.rows, kept.q_numbers, kept.q_rates)
+    fill(step == 0, 0, kept.q, kept.rows, kept.q_numbers)
     of_head = [getattr(grads, name) for name in OF_HEADS]
     fill((b == 0) & (i == 0) & (step == 0), 0, *of_head)
     fill(first + step > last, 0, grads.bias)
-    x = with_columns(plan, x, kept, step == 0)
 
     def visit(tile: Tile):
         of_scores, k = tiles.gradient(plan, x, tile), x.k[...]
@@ -79,12 +76,10 @@ def queries_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, kep
         if grads.coefficients is not None:
             for c, part in enumerate(jax.vjp(*tiles.formula_of(plan, x, tile))[1](d_s)[0]):
                 grads.coefficients[c] += part
-        if grads.pieces is not None:
-            piecewise.add_gradients(plan, x, tile, grads, kept.q_rates, of_scores.pieces, d_s)
         if grads.bias is not None:
             grads.bias[...] = d_s
-        band = plan.band(tile.gap) if plan.by_distance else 0
-        tiles.add_by_distance(plan, x, grads, band, of_scores, tile.easy)
+        if plan.by_distance:
+            tiles.add_by_distance(plan, x, grads, tile, of_scores)
 
     of_each_kind(plan, schedule, i, first + step, first + step <= last, visit)
 
@@ -94,8 +89,6 @@ def queries_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, kep
         if kept.rows is not None:
             grads.rows[...] = kept.rows[...].astype(grads.rows.dtype)
         store_numbers(grads.q_numbers, kept.q_numbers)
-        if grads.q_rates is not None:
-            grads.q_rates[...] = kept.q_rates[...].T.sum(0, keepdims=True) / x.q_rates[...]
 
 
 def keys_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, kept: Arrays) -> None:
@@ -107,7 +100,7 @@ def keys_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, kept: 
     fill(step == 0, 0, kept.k_numbers)
 
     def visit(tile: Tile):
-        s, rest, slope, _ = scores(plan, x, tile)
+        s, rest, slope = scores(plan, x, tile)
         p = jnp.exp(s - (x.lse[...] - rest))
         d_out, q = x.d_out[...], x.q[...]
         kept.v[...] += dot(p.astype(d_out.dtype), d_out, 0)
@@ -134,55 +127,23 @@ def keys_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, kept: 
             grads.columns[...] = kept.columns[...].astype(grads.columns.dtype)
 
 
-def diagonals_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, _) -> None:
-    """Gradients of what is read by distance, of one block diagonal after the other."""
-    h, row, b, step = (pl.program_id(axis) for axis in range(4))
-    fill((b == 0) & (step == 0), 0, *(getattr(grads, name) for name in BY_DISTANCE))
-    i, j, inside = schedule.along_diagonal(plan.diagonals[0] + row, plan.block, step)
-    first, last = schedule.bounds(b, h, i)
-
-    def visit(tile: Tile):
-        of_scores = tiles.gradient(plan, x, tile)
-        tiles.add_by_distance(plan, x, grads, 0, of_scores, tile.easy)
-
-    of_each_kind(plan, schedule, i, j, inside & (j >= first) & (j <= last), visit)
-
-
 def of_each_kind(
     plan: Plan, schedule: Schedule, i, j, inside, visit: Callable[[Tile], None], transposed=False
 ) -> None:
     """Runs `visit(tile)` on tile (i, j) if it is `inside`; easy ones by separate programs."""
     last_i, last_j = (n.shape[0] - 1 for n in (schedule.q_first, schedule.k_first))
     i, j = jnp.minimum(i, last_i), jnp.minimum(j, last_j)  # tiles outside are read too
-    gap, k_first, knots = schedule.gap(i, j), schedule.k_first[j], schedule.knots_of(i, j)
+    gap, k_first = schedule.gap(i, j), schedule.k_first[j]
 
-    def program(when, easy, bends=None):
-        pl.when(when)(lambda: visit(Tile(gap, k_first, knots, easy, transposed, bends)))
+    def program(when, easy):
+        pl.when(when)(lambda: visit(Tile(gap, k_first, easy, transposed)))
 
     easy = plan.easy(gap, k_first)
     if isinstance(easy, bool):
         program(inside, easy)
-        return
-    if knots is None:
-        program(inside & easy, True)
     else:
-        count = knots[1] - knots[0]
-        for bends in range(FEW + 1):
-            program(inside & easy & (count == bends), True, bends)
-        easy &= count <= FEW
-    program(inside & jnp.logical_not(easy), False)
-
-
-def with_columns(plan: Plan, x: Arrays, kept: Arrays, first) -> Arrays:
-    """The arrays with the rates of a block of queries as columns, made by its first program."""
-    if x.pieces is None:
-        return x
-
-    @pl.when(first)
-    def _():
-        kept.rate_columns[...] = piecewise.columns(plan, x)
-
-    return x._replace(rate_columns=kept.rate_columns)
+        program(inside & easy, True)
+        program(inside & jnp.logical_not(easy), False)
 
 
 def fill(when, value: float, *refs) -> None:

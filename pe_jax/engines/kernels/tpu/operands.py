@@ -13,12 +13,10 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
-from pe_jax.engines.kernels.tpu import piecewise
 from pe_jax.engines.kernels.tpu.plan import VECTORS, Arrays, Plan, Schedule
 from pe_jax.numerics.arrays import repeat_heads
 
 MAX_SCHEDULE = 2**18  # bytes of bounds
-SLACK = 1e-5  # how far rounding may take a pair's number beyond those of its tile's corners
 
 
 def with_products(
@@ -48,7 +46,6 @@ def make_arrays(
         v=v,
         bias=bias,
         coefficients=None if numbers is None else numbers[:, :, None, None],
-        **_pieces(plan, terms, q),
         bands=None if bands is None else bands[:, :, None],
         q_numbers=common.token_numbers(terms, q, plan.block),
         k_numbers=common.token_numbers(terms, k, plan.block),
@@ -60,35 +57,6 @@ def make_arrays(
     )
 
 
-def _pieces(plan: Plan, terms: tuple, q: Side) -> dict:
-    """The lines of a bias in pieces, by rising knots, and the factors of its number of a pair."""
-    if not (biases := select(terms, kinds.PairBias)):  # others are computed in chunks
-        return {}
-    (term,), heads = biases, q.x.shape[1]
-    pieces = piecewise.pieces(term.fn, term.arrays, q.tokens.positions)
-    order = jnp.argsort(jax.lax.stop_gradient(pieces.knots[0]))
-    knots, bends = pieces.knots[:, order], pieces.bends[:, order]
-
-    def lines(first, steps):  # one more than knots
-        first = jnp.broadcast_to(first[:, None], (heads, 1))
-        return jnp.concatenate([first, first + jnp.cumsum(steps, axis=1)], axis=1)
-
-    columns = lines(pieces.start, -knots * bends), lines(pieces.slope, bends)
-    columns += tuple(
-        jnp.broadcast_to(jnp.pad(x, ((0, 0), (0, 1))), columns[0].shape) for x in (knots, bends)
-    )
-    rates = common.pad(pieces.rates, 2, plan.block, mode="edge")
-    return {
-        "growth": jnp.broadcast_to(pieces.numbers, (heads, pieces.numbers.shape[1]))[
-            ..., None, None
-        ],
-        "pieces": jnp.stack(columns, axis=1),
-        "q_rates": jnp.broadcast_to(
-            rates.swapaxes(0, 1)[:, :, None], (rates.shape[1], heads, 1, rates.shape[2])
-        ),
-    }
-
-
 def _vectors(plan: Plan, terms: tuple, q: Side, k: Side, falling: jax.Array, dtype: Any) -> dict:
     """Vectors of distances, side by side, and what queries and keys dot with them, rounded."""
     rising = falling[:, ::-1] + 1
@@ -98,22 +66,19 @@ def _vectors(plan: Plan, terms: tuple, q: Side, k: Side, falling: jax.Array, dty
         vectors = term.at(distance)
         return jnp.broadcast_to(vectors, (q.x.shape[1], *vectors.shape[1:]))
 
-    def add(name, factors, vectors):
+    for term, *states in zip(terms, q.states, k.states, strict=True):
+        if (dotted := term.dotted_with(q, k, states)) is None:
+            continue
+        side, factors = dotted
+        name, of, distance = {"q": ("row", q, falling), "k": ("column", k, rising)}[side]
+        shape = *of.x.shape[:3], factors.shape[3]
+        factors = jnp.broadcast_to(repeat_heads(factors, shape[1]), shape)
+        vectors = at(term, distance) * (plan.scale if term.scaled else 1)
+        if term.state is not None and dtype == jnp.bfloat16:
+            # Numbers, not projections: sums of two lose next to nothing.
+            factors, vectors = _in_two(factors, (0, 0, 1)), _in_two(vectors, (0, 1, 0))
         arrays[f"{name}s"].append(common.pad(factors, 2, plan.block).astype(dtype))
         arrays[f"{name}_vectors"].append(vectors.astype(dtype))
-
-    for term, state in zip(terms, q.states, strict=True):
-        if isinstance(term, kinds.RelativeState):
-            factors = jnp.broadcast_to(state, (len(q.x), *state.shape[1:]))
-            vectors = at(term, falling)
-            if dtype == jnp.bfloat16:  # numbers, not projections: sums of two lose next to nothing
-                factors, vectors = _in_two(factors, (0, 0, 1)), _in_two(vectors, (0, 1, 0))
-            add("row", factors, vectors)
-        elif isinstance(term, kinds.RelativeKeys):
-            add("row", term.queries(q.raw), plan.scale * at(term, falling))
-        elif isinstance(term, kinds.RelativeQueries):
-            factors = repeat_heads(k.raw, k.x.shape[1])
-            add("column", factors, plan.scale * at(term, rising))
     values = [at(term, falling) for term in select(terms, kinds.RelativeValues)]
     if values:
         arrays["value_vectors"] = [functools.reduce(jnp.add, values).astype(dtype)]
@@ -150,26 +115,8 @@ def make_schedule(plan: Plan, x: Arrays, by_keys: bool) -> Schedule:
         numbers = None if x.coefficients is None else x.coefficients[..., 0, 0]
         arrays = x.q, x.k, numbers, x.q_numbers, x.k_numbers
         visible &= common.blocks_that_matter(plan, *arrays, (plan.block, plan.block))
-    knots = None if x.pieces is None else _knots(plan, x)
     first, end = common.block_range(visible, by_keys)
-    return Schedule(x.q_first, x.k_first, first, end - 1, knots)
-
-
-def _knots(plan: Plan, x: Arrays) -> jax.Array:
-    """Which knots tiles may have, as in `Schedule`; all of them if there are too many tiles."""
-    count = x.pieces.shape[2] - 1
-    if 4 * len(x.q_first) * max(128, len(x.k_first)) > MAX_SCHEDULE:
-        return jnp.full((1, 1), count << 16, jnp.int32)
-    knots, numbers = x.pieces[0, 2, :-1], list(x.growth[0, :, 0, 0])
-    rates = x.q_rates[:, 0].reshape(len(x.q_rates), -1, plan.block)
-    ends = []
-    gap = x.q_first[:, None] - x.k_first
-    for apart, rate in ((1 - plan.block, rates.min((0, 2))), (plan.block - 1, rates.max((0, 2)))):
-        distance = jnp.maximum(gap + apart, 0).astype(jnp.float32)
-        ends.append((piecewise.growth(numbers, distance) * rate[:, None])[..., None])
-    low = (knots < ends[0] * (1 - SLACK)).sum(-1, dtype=jnp.int32)
-    high = (knots <= ends[1] * (1 + SLACK)).sum(-1, dtype=jnp.int32)
-    return low | high << 16
+    return Schedule(x.q_first, x.k_first, first, end - 1)
 
 
 def _fits(visible: jax.Array, count: int) -> bool:

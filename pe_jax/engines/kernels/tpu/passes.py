@@ -1,9 +1,8 @@
 """The passes of the TPU kernels: grids, how arrays are cut into blocks, and costs.
 
 One kernel forward, two backward, each over a grid of the tiles that the mask leaves and each
-computing its tiles anew, and a third over their diagonals where gradients by distance are too many
-for a core's memory. Gradients of what heads learn add up in the order of the grid, which a TPU runs
-in sequence: no atomics, the same bits each time. Letters are those of `plan`.
+computing its tiles anew. Gradients of what heads learn add up in the order of the grid, which a TPU
+runs in sequence: no atomics, the same bits each time. Letters are those of `plan`.
 """
 
 import functools
@@ -26,17 +25,15 @@ from pe_jax.engines.kernels.tpu.plan import (
     Schedule,
 )
 
-PIECES = ("growth", "pieces", "q_rates")  # their gradients are computed together
-OF_QUERIES = ("q", "q_numbers", "q_rates", "rows", "q_ids", "out", "lse", "d_out", "inner")
+OF_QUERIES = ("q", "q_numbers", "rows", "q_ids", "out", "lse", "d_out", "inner")
 OF_KEYS = ("k", "v", "k_numbers", "columns", "k_ids")
 WIDE = ("q", "k", "v", "rows", "columns", "out", "d_out")  # tokens along the axis before the last
 PRODUCTS = {  # how many of each width a kernel computes, gradients of vectors included
     kernels.forward_kernel: dict(zip(("q", "v", *VECTORS), (1, 1, 1, 1, 1), strict=True)),
     kernels.queries_kernel: dict(zip(("q", "v", *VECTORS), (2, 1, 3, 2, 2), strict=True)),
     kernels.keys_kernel: dict(zip(("q", "v", *VECTORS), (2, 2, 1, 2, 1), strict=True)),
-    kernels.diagonals_kernel: dict(zip(("q", "v", *VECTORS), (1, 1, 2, 2, 2), strict=True)),
 }
-LARGE = (*VECTORS, "bias", "pieces")  # a kernel that reads one of these has …
+LARGE = (*VECTORS, "bias")  # a kernel that reads one of these has …
 VMEM = 64 * 2**20  # … bytes of memory; others have 16 MiB
 
 
@@ -65,22 +62,14 @@ def backward(
     inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)[:, :, None]
     of_queries, of_keys = (operands.make_schedule(plan, x, by_keys) for by_keys in (False, True))
     x = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
-    if any(n in learned for n in PIECES):
-        learned = {*learned, *PIECES}
-    wanted = [n for n in ("q_numbers", "q_rates", "rows", "bias", *OF_HEADS) if n in learned]
-    elsewhere = [n for n in wanted if plan.by_diagonal and n in BY_DISTANCE]
-    d_q = _shapes(x, dtype, "q", *(n for n in wanted if n not in elsewhere))
-    grads = [_launch(plan, kernels.queries_kernel, of_queries, x, d_q, _kept(plan, d_q))]
-    if elsewhere:
-        shapes = _shapes(x, dtype, *elsewhere)
-        grads.append(_launch(plan, kernels.diagonals_kernel, of_queries, x, shapes, Arrays()))
+    wanted = (n for n in ("q_numbers", "rows", "bias", *OF_HEADS) if n in learned)
+    d_q = _shapes(x, dtype, "q", *wanted)
+    of_q = _launch(plan, kernels.queries_kernel, of_queries, x, d_q, _kept(plan, d_q))
     if x.bands is not None:  # for keys, distances run backwards
         x = x._replace(bands=jnp.roll(x.bands[..., ::-1], -1, axis=-1))
     d_k = _shapes(x, dtype, "k", "v", *(n for n in ("k_numbers", "columns") if n in learned))
-    grads.append(_launch(plan, kernels.keys_kernel, of_keys, x, d_k, _kept(plan, d_k)))
-    return Arrays(
-        *(next((g for g in of if g is not None), None) for of in zip(*grads, strict=True))
-    )
+    of_k = _launch(plan, kernels.keys_kernel, of_keys, x, d_k, _kept(plan, d_k))
+    return Arrays(*(a if b is None else b for a, b in zip(of_q, of_k, strict=True)))
 
 
 def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
@@ -100,7 +89,7 @@ def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
 
 
 def _kept(plan: Plan, outs: Arrays) -> Arrays:
-    """Widths of the float32 sums of tokens' gradients; numbers have one lane each, rates all."""
+    """Widths of the float32 sums of tokens' gradients; numbers have one lane each."""
     named, elsewhere = zip(Arrays._fields, outs, strict=True), (*OF_HEADS, "bias")
     widths = {n: a.shape[-1] for n, a in named if a is not None and n not in elsewhere}
     return Arrays(**{n: width if n in WIDE else plan.lanes for n, width in widths.items()})
@@ -114,11 +103,8 @@ def _launch(
     `kept` are widths of the arrays that last from tile to tile, [block, width] each.
     """
     x = x._replace(q_first=None, k_first=None)  # which are in the schedule
-    if x.pieces is not None and kernel in (kernels.forward_kernel, kernels.queries_kernel):
-        kept = kept._replace(rate_columns=plan.lanes)
     grid, at, store = _grid(plan, kernel, x)
-    by_row = kernel is kernels.diagonals_kernel
-    of_x, of_outs = _specs(plan, x, x, at), _specs(plan, x, outs, store, by_row)
+    of_x, of_outs = _specs(plan, x, x, at), _specs(plan, x, outs, store)
 
     def memory(width):
         return pltpu.VMEM((plan.block, width), jnp.float32)
@@ -171,25 +157,15 @@ def _grid(plan: Plan, kernel: Callable, x: Arrays):
         first, _ = schedule.bounds(b, h, i)
         return schedule, b, h, i, jax.lax.rem(first + step, plan.steps[0])
 
-    def along_diagonals(h, row, b, step, schedule):
-        i, j, _ = schedule.along_diagonal(plan.diagonals[0] + row, plan.block, step)
-        return schedule, b, h, i, j
-
     if kernel is kernels.keys_kernel:
         grid = batch, kv_heads, keys // plan.block, groups, plan.steps[1]
         return grid, along_queries, along_queries
-    if kernel is kernels.diagonals_kernel:
-        grid = heads, len(plan.diagonals), batch, tokens // plan.block
-        return grid, along_diagonals, along_diagonals
     grid = heads, batch, tokens // plan.block, plan.steps[0]
     return grid, along_keys, along_keys if x.bias is None else along_all_keys
 
 
-def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = False) -> Arrays:
-    """The blocks of arrays: of those that a kernel reads, which are x, or writes.
-
-    `by_row`: a program writes one row of what is read by distance, that of its grid's second axis.
-    """
+def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable) -> Arrays:
+    """The blocks of arrays: of those that a kernel reads, which are x, or writes."""
     read = arrays is x
 
     def of_pairs(array):
@@ -206,17 +182,13 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
     def of_head(name, array):
         band = read and name in BY_DISTANCE
         lead = 2 if band else 1
-        if by_row:
-            one_row = (None, 1, *array.shape[2:])
-            return pl.BlockSpec(one_row, lambda h, row, *_: (h, row, 0, 0))
 
         def index(*grid):
             schedule, _, h, i, j = at(*grid)
             lead_index = (h, plan.band(schedule.gap(i, j))) if band else (h,)
             return (*lead_index, *(0,) * (array.ndim - lead))
 
-        memory = pltpu.SMEM if read and name == "pieces" else None
-        return pl.BlockSpec((*(None,) * lead, *array.shape[lead:]), index, memory_space=memory)
+        return pl.BlockSpec((*(None,) * lead, *array.shape[lead:]), index)
 
     def of_tokens(name, array):
         of_keys, along_lanes = name in OF_KEYS, name not in WIDE
@@ -250,14 +222,12 @@ def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
     tiles, near = math.prod(x.q.shape[:2]) * plan.tiles, plan.near / plan.tiles
     flops, powers = 0.0, 1 + (plan.cap is not None)
     for name, count in PRODUCTS[kernel].items():
-        if kernel is kernels.queries_kernel and plan.by_diagonal and name in VECTORS:
-            count -= 1  # that of the vectors' gradient
         if (array := getattr(x, name)) is not None:
             # A near tile multiplies windows, a far one a register of columns.
             share = near + plan.lanes / plan.block if name in VECTORS else 1
             flops += 2 * count * share * array.shape[-1]
     visited = OF_QUERIES if kernel is kernels.keys_kernel else OF_KEYS
-    in_each_tile = (*visited, "coefficients", "pieces", "bias", *BY_DISTANCE)
+    in_each_tile = (*visited, "coefficients", "bias", *BY_DISTANCE)
     moved = sum(out.dtype.itemsize * out.size for out in outs if out is not None)
     for name, array, spec in zip(x._fields, x, specs, strict=True):
         if array is not None:

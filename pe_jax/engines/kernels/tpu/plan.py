@@ -26,12 +26,8 @@ class Arrays(NamedTuple):
     v: Any = None  # [B, K, S, F], or its gradient
     bias: Any = None  # of all pairs, [chunks, B or 1, H or 1, T, keys of one], or its gradient
     coefficients: Any = None  # the numbers of all formulas, [H, C, 1, 1], or their gradient
-    growth: Any = None  # the numbers of what grows with the distance, [H, C, 1, 1]
-    pieces: Any = None  # start, slope, knot, bend of each line of a bias, [H, 4, N + 1]
     bands: Any = None  # biases by distance, [H, R, 1, 2·block], or their gradient
     q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
-    q_rates: Any = None  # of queries, the factors on this growth, [B or 1, H, 1, T]
-    rate_columns: Any = None  # those of a block as equal columns [block, lanes], kept by a core
     k_numbers: Any = None  # the same of keys, [B or 1, H, C, S]
     rows: Any = None  # what queries dot with vectors of distances, [B, H, T, X]
     row_vectors: Any = None  # these, [H, R, 2·block, X]: distances fall
@@ -50,7 +46,7 @@ class Arrays(NamedTuple):
 
 VECTORS = ("row_vectors", "column_vectors", "value_vectors")
 BY_DISTANCE = ("bands", *VECTORS)  # a band for each block diagonal
-OF_HEADS = ("coefficients", "growth", "pieces", *BY_DISTANCE)  # the same for all tokens
+OF_HEADS = ("coefficients", *BY_DISTANCE)  # the same for all tokens
 
 
 class Schedule(NamedTuple):
@@ -60,29 +56,10 @@ class Schedule(NamedTuple):
     k_first: Any  # index of the first key of each block
     first: Any  # the first block that each owned one visits, [B or 1, H or 1, blocks]
     last: Any  # the last one; below the first: none
-    knots: Any = None  # which a tile may have: low + 2¹⁶·high, [q blocks, k blocks] or [1, 1]
 
     def gap(self, i, j):
         """The gap of tile (i, j)."""
         return self.q_first[i] - self.k_first[j]
-
-    def knots_of(self, i, j) -> Any:
-        """The first knot of tile (i, j), and the one after its last; None: there are no pieces."""
-        if self.knots is None:
-            return None
-        packed = self.knots[(i, j) if self.knots.shape[0] > 1 else (0, 0)]
-        return packed & 0xFFFF, packed >> 16
-
-    def along_diagonal(self, diagonal, block: int, step) -> tuple[Any, Any, Any]:
-        """The tile of query block `step` with this gap, in blocks; whether there is one.
-
-        Where there is none, it is the nearest on the diagonal. Both sides are one run of tokens.
-        """
-        queries, keys = self.q_first.shape[0], self.k_first.shape[0]
-        ahead = jax.lax.div(self.gap(0, 0), block) - diagonal  # of the key block
-        least, most = jnp.maximum(0, -ahead), jnp.minimum(queries, keys - ahead) - 1
-        i = jnp.clip(jnp.minimum(jnp.maximum(step, least), most), 0, queries - 1)
-        return i, jnp.clip(i + ahead, 0, keys - 1), (step >= least) & (step <= most)
 
     def bounds(self, b, h, own) -> tuple[Any, Any]:
         """The first and the last block that block `own` visits, for a batch row and a head."""
@@ -96,19 +73,15 @@ class Tile(NamedTuple):
 
     gap: Any  # the distance of its first query and first key
     k_first: Any  # the index of its first key
-    knots: Any  # as `Schedule.knots_of`
     easy: bool  # as `Plan.easy`
     transposed: bool = False
-    bends: int | None = None  # how many knots it has, if that is known: then no loop goes over them
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan(ScorePlan):
     """The static part of a call."""
 
-    real_distances: bool  # whether formulas take float32 distances, which saves conversions
     by_distance: bool  # whether bands or vectors are read by distance
-    by_diagonal: bool  # whether their gradients come from a separate kernel
     horizon: tuple[int, int] | None  # distances beyond which what is read is constant
     tokens: int  # of a row, without padding
     block: int  # tokens of a block

@@ -9,7 +9,7 @@ X width of a vector.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -87,21 +87,6 @@ def _rotate_back(wide: jax.Array) -> jax.Array:
     for bit in (1, 2, 4):
         wide = jnp.where(row & bit != 0, pltpu.roll(wide, width - bit, 1), wide)
     return wide
-
-
-def by_diagonal(fn: Callable, gap: Any, rows: int, transposed: bool = False) -> jax.Array:
-    """y[r, c] = fn(gap + r - c), of float32 distances; of c - r if transposed: [rows, rows].
-
-    Parts of the tile on one diagonal are alike, and evaluated once.
-    """
-    size = min(PART, rows)
-    row, column = (jax.lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
-    distance = (column - row if transposed else row - column) + gap
-    count = rows // size
-    of_part = {n: fn((distance + n * size).astype(jnp.float32)) for n in range(1 - count, count)}
-    sign = -1 if transposed else 1
-    tiles = [[of_part[sign * (r - c)] for c in range(count)] for r in range(count)]
-    return jnp.concatenate([jnp.concatenate(row_tiles, axis=1) for row_tiles in tiles])
 
 
 def lane_sums(y: jax.Array) -> jax.Array:

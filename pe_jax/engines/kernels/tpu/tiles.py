@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pe_jax.engines.kernels.tpu import piecewise, shear
+from pe_jax.engines.kernels.tpu import shear
 from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Tile
 from pe_jax.engines.kernels.tpu.shear import as_column, dot, lane_sums, repeat_columns
 from pe_jax.engines.reference import LOWEST
@@ -25,18 +25,15 @@ class Scores(NamedTuple):
       rest: to add to all pairs of a query: [block or 1, lanes] with equal columns, [1, block] if
         transposed, or 0.
       slope: the derivative of the capped scores by the uncapped ones, or None.
-      pieces: the bias in pieces that is in them, or None.
     """
 
     pairs: jax.Array
     rest: Any
     slope: Any = None
-    pieces: Any = None
 
 
 def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
     """The scores of a tile."""
-    in_pieces = None if x.pieces is None else piecewise.bias(plan, x, tile)
     a, b = (x.k, x.q) if tile.transposed else (x.q, x.k)
     s, slope = dot(a[...], b[...], 1), None
     rest: Any = 0.0
@@ -60,16 +57,13 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
         rest = added
     elif not isinstance(added, float):
         s += spread(plan, added)
-    if in_pieces is not None:
-        s += in_pieces.pairs
-        rest, s = (rest + in_pieces.start, s) if plan.cap is None else (rest, s + in_pieces.start)
     if plan.cap is not None:  # a bias of -inf hides a pair, whatever the cap
         bent = jnp.tanh(s * (1 / plan.cap))
         s, slope = jnp.where(s < LOWEST, LOWEST, bent * plan.cap), 1 - bent * bent
     pairs = visible(plan, x, tile)
     if pairs is not None and slope is not None:  # a hidden score may be NaN: 0 · NaN is no 0
         slope = jnp.where(pairs, slope, 0)
-    return Scores(s if pairs is None else jnp.where(pairs, s, LOWEST), rest, slope, in_pieces)
+    return Scores(s if pairs is None else jnp.where(pairs, s, LOWEST), rest, slope)
 
 
 def of_queries(plan: Plan, x: Arrays, tile: Tile) -> Any:
@@ -107,22 +101,20 @@ class Gradient(NamedTuple):
     Attributes:
       p: the weights.
       d_s: the gradient of the scores before a cap.
-      pieces: as `Scores.pieces`.
     """
 
     p: jax.Array
     d_s: jax.Array
-    pieces: Any = None
 
 
 def gradient(plan: Plan, x: Arrays, tile: Tile) -> Gradient:
     """The weights of a tile, whose rows are queries, and the gradient of its scores."""
-    s, rest, slope, in_pieces = scores(plan, x, tile)
+    s, rest, slope = scores(plan, x, tile)
     rest = rest[:, :1] if jnp.ndim(rest) else rest
     p = jnp.exp(s - (as_column(x.lse[...]) - rest))
     d_p = dot(x.d_out[...], x.v[...], 1) - as_column(x.inner[...])
     d_s = p * with_value_vectors(plan, x, tile, d_p)
-    return Gradient(p, d_s if slope is None else d_s * slope, in_pieces)
+    return Gradient(p, d_s if slope is None else d_s * slope)
 
 
 def with_value_vectors(plan: Plan, x: Arrays, tile: Tile, d_p: jax.Array) -> jax.Array:
@@ -133,11 +125,9 @@ def with_value_vectors(plan: Plan, x: Arrays, tile: Tile, d_p: jax.Array) -> jax
     return d_p + spread(plan, more)
 
 
-def add_by_distance(
-    plan: Plan, x: Arrays, grads: Arrays, band, of_scores: Gradient, easy: bool
-) -> None:
+def add_by_distance(plan: Plan, x: Arrays, grads: Arrays, tile: Tile, of_scores: Gradient) -> None:
     """Adds to the gradients of what is read by distance, if they are wanted."""
-    p, d_s, _ = of_scores
+    band, easy, (p, d_s) = plan.band(tile.gap), tile.easy, of_scores
     if grads.bands is not None:
         add_to_band(plan, grads.bands, band, d_s, easy)
     if grads.row_vectors is not None:
@@ -215,18 +205,16 @@ def visible(plan: Plan, x: Arrays, tile: Tile) -> jax.Array | None:
 
 def formula_of(plan: Plan, x: Arrays, tile: Tile):
     """The biases that are computed from distances: a function, and its coefficients."""
-    dtype = jnp.float32 if plan.real_distances else jnp.int32
-    distance = distances(plan, tile, dtype)
     coefficients = [x.coefficients[c] for c in range(x.coefficients.shape[0])]
-    return functools.partial(plan.formula, distance=distance), coefficients
+    return functools.partial(plan.formula, distance=distances(plan, tile)), coefficients
 
 
-def distances(plan: Plan, tile: Tile, dtype: Any = jnp.int32) -> jax.Array:
-    """Query - key of each pair of a tile."""
+def distances(plan: Plan, tile: Tile) -> jax.Array:
+    """Query - key of each pair of a tile, int32."""
     shape = (plan.block, plan.block)
     queries = jax.lax.broadcasted_iota(jnp.int32, shape, int(tile.transposed))
     keys = jax.lax.broadcasted_iota(jnp.int32, shape, int(not tile.transposed))
-    return (queries + tile.gap).astype(dtype) - keys.astype(dtype)
+    return queries + tile.gap - keys
 
 
 def row_sums(plan: Plan, d: jax.Array) -> jax.Array:
