@@ -75,10 +75,15 @@ def within(name: str, packages) -> bool:
 
 
 @functools.cache
+def parsed(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path: pathlib.Path) -> set[str]:
     """What a file imports at any depth, by full name."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
@@ -100,15 +105,15 @@ def allowed(name: str, at: int) -> bool:
     return any(within(name, own) or within(name, libraries) for own, libraries in below)
 
 
-@pytest.mark.parametrize("path", FILES, ids=module)
-def test_imports_point_down(path):
-    at, offered = floor(module(path)), ()
-    if at is None:  # the public face, and nothing but it
-        assert path == ROOT / "pe_jax" / "__init__.py"
-        at, offered = 1, ("pe_jax.models.adapters",)
-    extra = OPTIONAL.get(module(path), offered)
-    wrong = {name for name in imports(path) if not (allowed(name, at) or within(name, extra))}
-    assert not wrong, f"{module(path)} is on floor {at} and imports {sorted(wrong)}"
+def test_imports_point_down():
+    for path in FILES:
+        at, offered = floor(module(path)), ()
+        if at is None:  # the public face, and nothing but it
+            assert path == ROOT / "pe_jax" / "__init__.py"
+            at, offered = 1, ("pe_jax.models.adapters",)
+        extra = OPTIONAL.get(module(path), offered)
+        wrong = {name for name in imports(path) if not (allowed(name, at) or within(name, extra))}
+        assert not wrong, f"{module(path)} is on floor {at} and imports {sorted(wrong)}"
 
 
 def test_naive_forms_need_numpy_alone_and_the_library_does_without_them():
@@ -148,16 +153,15 @@ def test_programs_alone_are_at_the_top_of_experiments():
     assert not {path for path in PROGRAMS if (ROOT / "experiments") in path.parents} - top
 
 
-@pytest.mark.parametrize("path", FILES, ids=module)
-def test_what_needs_an_optional_library_is_imported_late(path):
-    tree = ast.parse(path.read_text())
-    names = set()
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    assert module(path) in OPTIONAL or not names & {*OPTIONAL}
+def test_what_needs_an_optional_library_is_imported_late():
+    for path in FILES:
+        names = set()
+        for node in parsed(path).body:
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+        assert module(path) in OPTIONAL or not names & {*OPTIONAL}, module(path)
 
 
 def test_an_arrow_that_points_up_is_seen():
@@ -191,9 +195,8 @@ def undocumented(tree: ast.AST) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", FILES, ids=module)
-def test_methods_have_docstrings_unless_they_override(path):
-    assert not undocumented(ast.parse(path.read_text()))
+def test_methods_have_docstrings_unless_they_override():
+    assert not [f"{module(path)}: {name}" for path in FILES for name in undocumented(parsed(path))]
 
 
 def test_a_method_without_a_docstring_is_seen():
@@ -223,10 +226,10 @@ def risks(tree: ast.AST) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", [*FILES, *ROOT.glob("configs/*.py")], ids=module)
-def test_nothing_that_is_loaded_can_run_code(path):
-    assert not {name.partition(".")[0] for name in imports(path)} & PICKLES
-    assert not risks(ast.parse(path.read_text()))
+def test_nothing_that_is_loaded_can_run_code():
+    for path in [*FILES, *ROOT.glob("configs/*.py")]:
+        assert not {name.partition(".")[0] for name in imports(path)} & PICKLES, module(path)
+        assert not risks(parsed(path)), module(path)
 
 
 @pytest.mark.parametrize(
