@@ -215,9 +215,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("kind, message, options", FAULTS.values(), ids=list(FAULTS))
-@pytest.mark.parametrize("engine", ("dense", "tiled"))
-def test_attention_refuses(engine, kind, message, options):
-    refuses(kind, message, attention, **{"implementation": engine, **options})
+def test_attention_refuses(kind, message, options):
+    refuses(kind, message, attention, **options)
 
 
 @pytest.mark.parametrize("name", ("q_positions", "q_segments", "q_index"))

@@ -154,12 +154,12 @@ def test_a_function_that_is_no_scaling_of_ours_is_not_written():
             rope_scaling.to_hf(pe_jax.make("rope", scaling=scaling), head_dim=8)
 
 
-@pytest.mark.parametrize(
-    "head_dim, turned", [(n, m) for n in (49, 96, 98, 192) for m in range(2, n, 2)]
-)
-def test_a_written_fraction_leaves_the_channels_that_it_had(head_dim, turned):
-    written = rope_scaling.to_hf(pe_jax.make("rope", fraction=turned / head_dim), head_dim=head_dim)
-    assert int(written["partial_rotary_factor"] * head_dim) == turned
+@pytest.mark.parametrize("head_dim", [49, 96, 98, 192])
+def test_a_written_fraction_leaves_the_channels_that_it_had(head_dim):
+    turned = [*range(2, head_dim, 2)]
+    ropes = [pe_jax.make("rope", fraction=n / head_dim) for n in turned]
+    written = [rope_scaling.to_hf(rope, head_dim=head_dim) for rope in ropes]
+    assert [int(keys["partial_rotary_factor"] * head_dim) for keys in written] == turned
 
 
 @pytest.mark.parametrize("value", ["x" * 900, list(range(900)), {"a" * 900: 1}])
