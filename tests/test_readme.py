@@ -18,7 +18,7 @@ from tools import scheme_facts as facts
 
 ROOT = facts.ROOT
 # By one worker: which engines run a scheme is found once a process, and takes most of the time.
-GENERATED = pytest.mark.xdist_group("generated pages")
+pytestmark = pytest.mark.xdist_group("generated pages")
 
 
 def test_the_readme_names_each_scheme_once_and_fits_a_screen():
@@ -29,20 +29,17 @@ def test_the_readme_names_each_scheme_once_and_fits_a_screen():
     assert len(text.splitlines()) <= 120
 
 
-@GENERATED
 def test_the_page_of_encodings_is_the_generated_one():
     text = encoding_docs.PAGE.read_text(encoding="utf-8")
     assert encoding_docs.page() == text, "run python -m tools.encoding_docs"
 
 
-@GENERATED
 def test_the_guides_table_of_kernels_is_what_attention_chooses():
     text = encoding_docs.GUIDE.read_text(encoding="utf-8")
     assert encoding_docs.guide() == text, "run python -m tools.encoding_docs"
     assert "| fused | fused | splash | tpu | alibi |" in text
 
 
-@GENERATED
 def test_a_scheme_that_is_new_is_missed(monkeypatch):
     monkeypatch.setitem(pe_jax.ENCODINGS, "rope_again", rope.RoPE)
     page = encoding_docs.page()
@@ -67,7 +64,6 @@ def test_each_scheme_has_a_picture_and_none_is_left_over():
     assert all((encoding_docs.PAGE.parent / link).is_file() for link in links)
 
 
-@GENERATED
 def test_the_page_shows_an_equation_and_tests_of_each_scheme():
     for name, kind in pe_jax.ENCODINGS.items():
         assert "```text" in encoding_docs.section(name, kind), f"{name}: indent the equation"
