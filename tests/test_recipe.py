@@ -1,4 +1,7 @@
-"""The encodings in WORKSPACE.md's recipe, as they are printed there: they obey the laws."""
+"""A new scheme is one file and one line: those of WORKSPACE.md's recipe, as they are printed there.
+
+They obey the laws, train, and are compared.
+"""
 
 import importlib.util
 import re
@@ -9,9 +12,11 @@ import numpy as np
 import pytest
 
 import pe_jax
+from experiments.programs import compare
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.encodings.base import Encoding
 from tests import trainers, util
-from tests.contract import newcomers
+from tests.contract import test_decoding, test_engines, test_positions, test_settings, test_terms
 
 ROOT = Path(__file__).parents[1]
 IMPORTS = """
@@ -24,6 +29,16 @@ from pe_jax.encodings import rope
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import DistanceBias, RelativeKeys, Rotation, State, TokenBias
 """
+LAWS = (  # what a scheme from outside must obey, at the least
+    test_engines.test_dense_equals_tiled_at_any_positions_and_segments,
+    test_engines.test_dense_equals_tiled_where_positions_are_contiguous,
+    test_decoding.test_decoding_with_a_cache_equals_dense,
+    test_positions.test_a_relative_scheme_does_not_change_under_a_shift,
+    test_positions.test_the_limit_is_where_positions_end,
+    test_terms.test_a_tile_of_a_term_is_the_term_of_the_tile,
+    test_terms.test_biases_are_float32_and_tokens_keep_their_type,
+    test_settings.test_a_scheme_is_frozen_hashable_and_a_static_argument,
+)
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "WORKSPACE.md").read_text(), re.DOTALL)
 
 
@@ -52,11 +67,7 @@ def test_the_page_shows_a_bias_a_rotation_a_relative_key_and_a_state(recipe):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "law",
-    newcomers.LAWS,
-    ids=lambda law: law.__name__.removeprefix("test_"),
-)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removeprefix("test_"))
 def test_it_obeys_the_laws(recipe, name, law):
     law(case=util.Case(name.lower(), getattr(recipe, name)()))
 
@@ -70,3 +81,24 @@ def test_it_trains(recipe, name):
     own = [x["blocks"][0]["attention"].get("params", {}) for x in (before, state.params)]
     moved = jax.tree.map(lambda a, b: abs(a - b).max() > 0, *own)
     assert all(jax.tree.leaves(moved))
+
+
+def test_one_that_breaks_a_law_is_caught(recipe):
+    class Peeks(recipe.LogBias):
+        def terms(self, params, dims):
+            return (recipe.DistanceBias(self.bias, params.layer["rate"]),)
+
+        def bias(self, rate, distance):
+            return recipe.log_bias(rate, distance + distance.shape[-1])
+
+    with pytest.raises(AssertionError):
+        test_terms.test_a_tile_of_a_term_is_the_term_of_the_tile(case=util.Case("peeks", Peeks()))
+
+
+def test_it_is_made_by_its_name_and_compared(recipe):
+    assert pe_jax.make("recentkeys", reach=2) == recipe.RecentKeys(2)
+    with pytest.raises(ValueError, match="did you mean 'recentkeys'"):
+        pe_jax.make("recentkey")
+    config = CompareConfig(encodings=("logbias", "logbias+rope", "rope"), baseline="logbias")
+    config.check()
+    assert list(compare.names(config)) == ["logbias", "logbias+rope", "rope"]
