@@ -12,7 +12,6 @@ import pe_jax
 from pe_jax.engines.tiled import Tiled, TileSizes, skipping
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
-from tests import util
 from tests.test_tiled import HEADS, LENGTH, WIDTH, outcome
 from tests.util import assert_close, noise
 from tools import skipped_tiles
@@ -64,55 +63,6 @@ def count_skipped(monkeypatch) -> list[int]:
     jax.clear_caches()  # of calls of the same shapes
     monkeypatch.setattr(skipping, "negligible_tiles", spy)
     return skipped
-
-
-def test_trained_forget_gates_leave_out_tiles(monkeypatch):
-    """A head learns to find the last token of a kind: its gates shut on what it can forget."""
-    tokens = jax.random.randint(jax.random.key(0), (8, 128), 0, 8)
-    # the answer is the last token below 4, up to and with the token itself
-    last = jax.lax.cummax(jnp.where(tokens < 4, jnp.arange(128), 0), axis=1)
-    answers = jnp.take_along_axis(tokens, last, axis=1)
-    fox, dims = pe_jax.make("fox"), pe_jax.Dims(16, 1, 1, 16)
-    keys = jax.random.split(jax.random.key(1), 6)
-    names = ("embed", "q", "k", "v", "out")
-    shapes = ((8, 16), *((16, 16),) * 3, (16, 8))
-    params = {n: jax.random.normal(k, s) / 4 for n, k, s in zip(names, keys, shapes, strict=False)}
-    params["fox"] = fox.init_layer(keys[-1], dims)
-
-    def attend(params, tokens, implementation):
-        x = params["embed"][tokens]
-        qkv = ((x @ params[n])[:, :, None] for n in ("q", "k", "v"))
-        how = {"encoding": fox, "params": pe_jax.Params({}, params["fox"]), "dims": dims, "x": x}
-        return pe_jax.attention(*qkv, **how, implementation=implementation)[:, :, 0]
-
-    def loss(params):
-        logits = attend(params, tokens, "dense") @ params["out"]
-        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), answers[..., None], axis=-1)
-        return -picked.mean()
-
-    @jax.jit
-    def step(params, velocity):
-        value, grads = jax.value_and_grad(loss)(params)
-        velocity = jax.tree.map(lambda v, g: 0.9 * v - 0.3 * g, velocity, grads)
-        return jax.tree.map(jnp.add, params, velocity), velocity, value
-
-    velocity, losses = jax.tree.map(jnp.zeros_like, params), []
-    for _ in range(200):
-        params, velocity, value = step(params, velocity)
-        losses.append(float(value))
-    assert losses[-1] < 0.5 * losses[0]
-
-    skipped = count_skipped(monkeypatch)
-    longer = jax.random.randint(jax.random.key(2), (2, 512), 0, 8)
-    got, want = (
-        util.jit(functools.partial(attend, implementation=engine))(params, longer)
-        for engine in (ONE_HEAD, "dense")
-    )
-    jax.effects_barrier()
-    shown = 32 * 33 // 2  # tiles of the causal mask
-    above = 32 * 32 - shown  # hidden anyway, and counted where they are out of reach
-    assert min(skipped) - above > shown // 2
-    assert_close(got, want, 1e-5)
 
 
 def test_a_key_that_could_matter_is_never_negligible():
