@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 import struct
 import time
@@ -19,11 +20,13 @@ from experiments import generate
 from experiments.running import in_flight, profiler, signals, trained_run
 from experiments.running import training_loop as program
 from pe_jax.training import tokenizer, utilization
+from pe_jax.training.config import Config
 from pe_jax.training.step import Trainer
 from tests.experiments.tiny_run import (
     losses,
     main,
     rows_of,
+    settings,
     stopped,
     tiny_config,  # noqa: F401
 )
@@ -33,29 +36,41 @@ from tests.trainers import OPTIMIZER, change, shared_programs  # noqa: F401
 pytestmark = pytest.mark.xdist_group("runs")  # they share programs
 
 
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory, shared_programs):  # noqa: F811
+    """A run that is stopped in its third step, kept as it is then, and continued.
+
+    Its config, the exit status at the stop, the state at the end.
+    """
+    folder = tmp_path_factory.mktemp("continued")
+    config = change(settings(folder), positions="randomized(maximum=40)")
+    with pytest.MonkeyPatch.context() as patch:
+        status = stopped(config, patch, 3, signal.SIGTERM)
+        shutil.copytree(folder / "run", folder / "stopped")
+        shutil.rmtree(folder / "run" / "events")  # the next may have the same name, of one second
+        return config, status, main(config, patch)
+
+
+def copied(continued, tmp_path) -> Config:
+    """The config of a copy of the run as it was when it stopped."""
+    config, *_ = continued
+    shutil.copytree(pathlib.Path(config.workdir).parent / "stopped", tmp_path / "run")
+    return change(config, workdir=str(tmp_path / "run"))
+
+
 # 42, 50, 51
-@pytest.mark.parametrize(
-    "number, status, positions",
-    [
-        (signal.SIGUSR1, 138, "contiguous"),
-        (signal.SIGTERM, 143, "randomized(maximum=40)"),
-    ],
-)
-def test_a_stopped_run_resumes_bitwise(config, monkeypatch, number, status, positions, tmp_path):
-    config = change(config, positions=positions)
-    straight = dataclasses.replace(config, workdir=str(tmp_path / "straight"))
-    want = main(straight, monkeypatch)
-    assert stopped(config, monkeypatch, 3, number) == status
-    assert not (tmp_path / "run" / "evaluation.json").exists()
-    got = main(config, monkeypatch)
+def test_a_stopped_run_resumes_bitwise(continued, monkeypatch, tmp_path):
+    config, status, got = continued
+    run, straight = pathlib.Path(config.workdir), tmp_path / "straight"
+    want = main(change(config, workdir=str(straight)), monkeypatch)
+    assert status == 143 and not (run.parent / "stopped" / "evaluation.json").exists()
     jax.tree.map(np.testing.assert_array_equal, got, want)
-    assert losses(config) == losses(straight) and len(losses(config)) == 6
-    assert int(got.step) == 6 and losses(config)[-1][1] < losses(config)[0][1]
-    found, wanted = (
-        json.loads((tmp_path / n / "evaluation.json").read_text()) for n in ("run", "straight")
-    )
+    assert losses(config) == losses(change(config, workdir=str(straight)))
+    assert len(losses(config)) == int(got.step) == 6
+    assert losses(config)[-1][1] < losses(config)[0][1]
+    found, wanted = (json.loads((x / "evaluation.json").read_text()) for x in (run, straight))
     assert found["losses"] == wanted["losses"] and found["status"] == "ok"
-    model, _ = trained_run.load(tmp_path / "run")
+    model, _ = trained_run.load(run)
     read = nnx.as_pure(nnx.state(model, nnx.Param))
     jax.tree.map(np.testing.assert_array_equal, read, got.params)
     with monkeypatch.context() as patch:  # 42: nothing is left to do
@@ -93,15 +108,10 @@ def events(path: pathlib.Path) -> list:
     return found
 
 
-def test_tensorboard_reads_the_rows_and_what_a_continued_run_does_again_is_hidden(
-    config, monkeypatch, tmp_path
-):
-    stopped(config, monkeypatch, 3)
-    (first,) = (tmp_path / "run" / "events").iterdir()
-    first.rename(tmp_path / "first")  # the next may have the same name, of the same second
-    main(config, monkeypatch)
-    (second,) = (tmp_path / "run" / "events").iterdir()
-    for path, steps in ((tmp_path / "first", (1, 2, 3)), (second, (4, 5, 6))):
+def test_tensorboard_reads_the_rows_and_what_a_continued_run_does_again_is_hidden(continued):
+    config, *_ = continued
+    for name, steps in (("stopped", (1, 2, 3)), ("run", (4, 5, 6))):
+        (path,) = (pathlib.Path(config.workdir).parent / name / "events").iterdir()
         version, start, *rows = events(path)
         assert version.file_version == "brain.Event:2"
         assert start.step == steps[0] and start.session_log.status == SessionLog.START
@@ -181,19 +191,18 @@ def test_a_hangup_is_ignored_where_it_is_and_only_what_a_user_repeats_exits_at_o
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_compiling_ends_without_a_step(config, monkeypatch, number, status):
+def test_a_signal_while_compiling_ends_without_a_step(config, monkeypatch):
     compile = Trainer.compile
 
     def signalled(self, *shape):
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGINT)
         return compile(self, *shape)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
         patch.setattr(Trainer, "compile", signalled)
         main(config, monkeypatch)
     folder = pathlib.Path(config.workdir)
-    assert end.value.code == status and not losses(config) and not any(folder.glob("checkpoints/*"))
+    assert end.value.code == 130 and not losses(config) and not any(folder.glob("checkpoints/*"))
 
 
 # 69
@@ -217,15 +226,16 @@ def test_the_host_is_never_more_than_two_steps_ahead_of_the_device(config, monke
 
 
 # 87
-def test_a_run_continued_with_other_steps_names_both_schedules(config, monkeypatch, caplog):
-    stopped(config, monkeypatch, 5)
-    done = losses(config)[-1][0]
+def test_a_run_continued_with_other_steps_names_both_schedules(
+    continued, monkeypatch, caplog, tmp_path
+):
+    config = copied(continued, tmp_path)
     main(change(config, steps=12), monkeypatch)
     said = [line for line in caplog.messages if line.startswith("steps=12: ")]
-    assert len(said) == 1 and f"the first {done} steps" in said[0] and "of steps=6;" in said[0]
+    assert len(said) == 1 and "the first 3 steps" in said[0] and "of steps=6;" in said[0]
     rates = {row["step"]: row["learning_rate"] for row in rows_of(config)}
-    new = rates[done + 1] / OPTIMIZER.learning_rate
-    assert f"has {new:.3g} of the peak, not 0." in said[0] and rates[done + 1] > rates[done]
+    new = rates[4] / OPTIMIZER.learning_rate
+    assert f"has {new:.3g} of the peak, not 0." in said[0] and rates[4] > rates[3]
 
 
 # 88
@@ -272,9 +282,9 @@ def test_relative_paths_of_a_run_are_those_of_where_it_was_trained(spec, tmp_pat
 # 56
 @pytest.mark.parametrize("newline", [False, True], ids=["torn", "without its newline"])
 def test_rows_after_the_checkpoint_and_torn_ones_are_dropped_when_it_continues(
-    config, monkeypatch, tmp_path, newline
+    continued, monkeypatch, tmp_path, newline
 ):
-    stopped(config, monkeypatch, 3)
+    config = copied(continued, tmp_path)
     path = tmp_path / "run" / "metrics.jsonl"
     good = path.read_text()
     path.write_text(

@@ -17,14 +17,13 @@ from tests.tiny import L, R
 from tests.trainers import OPTIMIZER, at_step
 
 
-@pytest.fixture(name="config")
-def tiny_config(tmp_path) -> Config:
-    """A tiny run on a tiny text."""
+def settings(folder) -> Config:
+    """A tiny run on a tiny text, both in the folder."""
     letters = np.random.default_rng(0).integers(97, 103, 900, dtype=np.uint8).tobytes()
     names = ("train/a", "train/b", "train/c", "validation/a", "test/a")
-    data = write(tmp_path / "text", {n: letters[99 * k :][:150] for k, n in enumerate(names)})
+    data = write(folder / "text", {n: letters[99 * k :][:150] for k, n in enumerate(names)})
     return Config(
-        workdir=str(tmp_path / "run"),
+        workdir=str(folder / "run"),
         data=data,
         length=L,
         batch=R,
@@ -34,6 +33,11 @@ def tiny_config(tmp_path) -> Config:
         optimizer=OPTIMIZER,
         eval=EvalConfig(lengths=(4, L), windows=2, stride=4),
     )
+
+
+@pytest.fixture(name="config")
+def tiny_config(tmp_path) -> Config:
+    return settings(tmp_path)
 
 
 def main(config: Config, monkeypatch) -> State | None:
