@@ -35,8 +35,9 @@ def test_relative_keys_of_bert_are_shaws():
 def test_truncate_is_read_by_type():
     own = {**YARN, "truncate": False}
     config = {**GEMMA4, "rope_parameters": {"sliding_attention": own, "full_attention": own}}
-    with pytest.warns(UserWarning, match="truncate"):
+    with pytest.warns(UserWarning, match="'truncate'.=False is read; transformers 5.23 leaves it"):
         assert not hf.encodings(config)[0].encoding.scaling.truncate
+    hf.encodings({**LLAMA31, "rope_scaling": own})  # not by type: both read it
 
 
 def test_old_scaling_of_gemma_3_acts():

@@ -49,7 +49,6 @@ READ = [  # config, pattern of one stack's layers with attention, what the first
     (MINIMAX, "rope(base=10000000,fraction=0.5)", {"head_dim": 128}),
     (FALCON_RW, "alibi(scaled=True)", {"scale": None}),
     (MPT, "alibi", {"scale": None, "causal": True}),
-    ({**MPT, "attn_config": {"alibi_bias_max": 16}}, "alibi(bias_max=16.0)", {}),
     (T5, "t5(bidirectional=True)", {"causal": False, "stack": "encoder"}),
     (
         DEBERTA3,
@@ -58,12 +57,7 @@ READ = [  # config, pattern of one stack's layers with attention, what the first
     ),
     ({**DEBERTA3, "pos_att_type": ["c2p"]}, "deberta(pos_att_type=('c2p',))", {}),
     ({**DEBERTA3, "pos_att_type": ["p2c"]}, "deberta(pos_att_type=('p2c',))", {}),
-    (BERT, "learned", {"causal": False}),
-    (
-        {**BERT, "position_embedding_type": "relative_key"},
-        "shaw(clip=511,values=False)",
-        {"first_row": 0},
-    ),
+    (BERT, "learned", {"causal": False, "first_row": 0}),
     ({**SIZES, "model_type": "smollm3"}, "rope(base=2000000.0)*3,nope", {}),
     (
         {**SIZES, "model_type": "cohere2"},
@@ -370,15 +364,6 @@ def test_rows_and_columns_of_interleaved_sections_have_what_fits():
     config = {**SIZES, "model_type": "qwen3_5_text", "head_dim": 64}
     config["rope_parameters"] = {"rope_theta": 1e4, "partial_rotary_factor": 0.25}
     assert hf.encodings(config)[3].encoding.sections == (3, 3, 2)  # 0 3 6, 1 4 7 and 2 5 of 8
-
-
-def test_a_nested_truncate_is_read_and_said():
-    own = {**YARN, "truncate": False}
-    config = {**GEMMA4, "rope_parameters": {"sliding_attention": own, "full_attention": own}}
-    with pytest.warns(UserWarning, match="'truncate'.=False is read; transformers 5.23 leaves it"):
-        layers = hf.encodings(config)
-    assert not layers[0].encoding.scaling.truncate
-    hf.encodings({**LLAMA31, "rope_scaling": own})  # not nested: both read it
 
 
 def test_a_type_without_settings_of_its_own_is_not_rotated():
