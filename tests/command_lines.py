@@ -1,8 +1,10 @@
 """Programs called in-process as their command lines do."""
 
 import contextlib
+import runpy
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from experiments.running.configs.tasks import TasksConfig
 from pe_jax.training.config import Config
 from tools import compile_tpu
 
+PROGRAMS = Path(launch.__file__).parents[1]
 KINDS = {  # program → its config
     "train": Config,
     "compare": CompareConfig,
@@ -28,7 +31,13 @@ KINDS = {  # program → its config
 
 
 def start(program: str, begin: Callable[[Any], None]) -> None:
-    """The command line of a program, up to what it does: `begin` gets its config or settings."""
+    """The command line of a program, up to what it does: `begin` gets its config or settings.
+
+    Programs without either run.
+    """
+    if program in ("explore", "generate", "report"):
+        runpy.run_path(str(PROGRAMS / f"{program}.py"), run_name="__main__")
+        return
     if program == "benchmark":
         benchmark_settings.define()
         launch.run_flags(lambda: begin(benchmark_settings.settings()))

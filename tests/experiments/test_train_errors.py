@@ -184,24 +184,3 @@ def test_data_that_dies_while_training_is_one_line_and_no_hang(
     assert end.value.code == 2 and error.count("\n") == 1
     for word in ("error: no data for step ", "cannot read", "text/train/", "restore it"):
         assert word in error, error
-
-
-# 28, 29
-@pytest.mark.parametrize(
-    "fields, words",
-    [
-        ({"length": 600}, ("length=600", "fewer than one row")),
-        ({"data": "synthetic:copy", "length": 3}, ("length=3", "at least 4")),
-        ({"data": "synthetic:copy", "eval": {"lengths": (3, 6), "stride": 1}}, ("eval.lengths",)),
-        ({"data": "text:nowhere"}, ("data='text:nowhere'", "no file there")),
-        ({"model": {"vocab": 100}}, ("model.vocab=100", "at least 257")),
-        ({"model": {"encoding": "learned(length=11)"}}, ("length=12", "defined for 11")),
-        ({"eval": {"windows": 999}}, ("eval.windows=999", "ask for less")),
-        ({"mesh": {"data": 3}}, ("mesh.data=3", "must be the 1 devices; sizes from [1]")),
-    ],
-)
-def test_what_cannot_train_is_refused_before_anything_is_written(
-    config, monkeypatch, capsys, fields, words, tmp_path
-):
-    refused(change(config, **fields), monkeypatch, capsys, *words)
-    assert not (tmp_path / "run").exists()

@@ -82,6 +82,12 @@ LINES = (
     ("tasks --positions=randomised(maximum=64)", "'randomised' is unknown; did you mean"),
     ("images --encodings=rope_2d@resize", "rope_2d@resize: choose one of"),
     (f"extend {C}runs=runs/a", "--config.runs=runs/a: pass --runs=runs/a"),
+    # programs without a config
+    ("generate --top_k=-1", "--top_k=-1: pass a non-negative integer"),
+    ("generate --seed=2147483648", "=2147483648: pass an integer in the range [0, 2147483647]"),
+    ("generate --workdir=nowhere", "nowhere' holds no config.json"),
+    ("report --workdir=nowhere", "workdir='nowhere' holds no manifest.json"),
+    ("explore --out=s3://bucket/run", "out='s3://bucket/run': must be a path of this machine"),
 )
 
 
@@ -98,12 +104,7 @@ def test_a_wrong_command_line_is_one_line_with_the_fix(capfd, monkeypatch, line,
 
 REAL = {
     "train --config.model.casual=True": "did you mean --config.model.causal?",
-    "generate --top_k=-1": "--top_k=-1: pass a non-negative integer",
-    "generate --seed=2147483648": "--seed=2147483648: pass an integer in the range [0, 2147483647]",
-    "generate --workdir=nowhere": "nowhere' holds no config.json",
-    "report --workdir=nowhere": "workdir='nowhere' holds no manifest.json",
     "explore --out=/proc/nowhere": "/proc/nowhere",
-    "explore --out=s3://bucket/run": "out='s3://bucket/run': must be a path of this machine",
 }
 
 

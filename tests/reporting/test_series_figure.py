@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from experiments import report
 from experiments.reporting import results, series_figure
 from experiments.reporting.statistics import estimate
 from experiments.reporting.verdicts import Question, verdicts
 from pe_jax.validation import ConfigError
+from tests.command_lines import start, status
 
 pytestmark = pytest.mark.xdist_group("report")
 NAMES = ["nope", "rope", "alibi"]
@@ -89,10 +89,9 @@ def test_a_slope_is_that_of_each_seed_over_all_sizes(sizes):
     assert slopes.keys() >= series_figure.slopes(found[4:]).keys() == set()  # two sizes
 
 
-def test_the_program_writes_the_figure_and_its_table(sizes, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(report, "WORKDIR", type("Flag", (), {"value": str(tmp_path)}))
-    monkeypatch.setattr(report, "SERIES", type("Flag", (), {"value": [*map(str, sizes)]}))
-    report.main()
+def test_the_program_writes_the_figure_and_its_table(sizes, tmp_path, capsys):
+    flags = f"--workdir={tmp_path}", f"--series={','.join(map(str, sizes))}"
+    assert status(lambda: start("report", print), *flags) is None
     *table, path = capsys.readouterr().out.strip().splitlines()
     assert path == str(tmp_path / "differences-by-parameters.png")
     assert table[0].strip().startswith("Difference to rope per doubling of the parameters")
