@@ -150,20 +150,6 @@ def test_a_signal_to_any_of_a_group_saves_all_at_one_step(group, tmp_path):
     assert soak.last_saved(tmp_path / "run") == soak.last_logged(tmp_path / "run") == step
 
 
-# 68
-def test_a_stop_waits_for_two_steps_of_the_device_and_not_for_all(data, tmp_path):
-    flags = soak.settings(tmp_path / "run", data, 400, 0)
-    large = {"batch": 64, "model.width": 256, "model.dropout": 0, "log_every": 1000}
-    flags += [f"--config.{field}={value}" for field, value in large.items()]
-    one = {"DEVICES": "1", "CACHE": str(CACHE)}
-    process = trainer_process.start(flags, tmp_path / "log", one, children.devices)
-    wait(lambda: soak.last_logged(tmp_path / "run"), process)
-    time.sleep(1)  # long enough for the host to queue all steps
-    os.kill(process.pid, signal.SIGTERM)
-    assert ended([process]) == [143], (tmp_path / "log").read_text()[-2000:]
-    assert 2 <= soak.last_saved(tmp_path / "run") < 400
-
-
 # 53
 def test_a_process_that_raises_brings_down_all_and_says_why(group, tmp_path):
     running = group(children.boom)
