@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import jax
@@ -111,24 +112,30 @@ def test_a_lone_pattern_is_said_to_be_one_encoding(monkeypatch, tmp_path, caplog
 
 
 def test_every_program_answers_soon_with_two_examples(tmp_path):
-    """Programs import what they need after the flags are read."""
+    """Programs import what they need after the flags are read. One process has all in turn."""
+    show = """
+        import runpy, sys
+        from absl import app, flags  # app defines some
+        known, programs = {*flags.FLAGS}, sys.argv[1:]
+        for name in programs:
+            sys.argv[:] = [name, "--help"]
+            try:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            except SystemExit as end:
+                assert end.code == 0
+            for flag in {*flags.FLAGS} - known:
+                delattr(flags.FLAGS, flag)
+            print("loaded", *sys.modules)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(show)]
+    command += [f"experiments.{program}" for program in PROGRAMS]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    show = "import sys, runpy; sys.argv[:] = [sys.argv[1], '--help']\n"
-    show += "try: runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)\n"
-    show += "except SystemExit as end: assert end.code == 0\n"
-    show += "print('loaded', *sys.modules)"
-    for program in PROGRAMS:
-        name = f"experiments.{program}"
-        found = subprocess.run(
-            [sys.executable, "-c", show, name],
-            cwd=ROOT,
-            env=env,
-            capture_output=True,
-            text=True,
-        )
-        assert found.returncode == 0 and not found.stderr, found.stderr
-        text, _, loaded = found.stdout.rpartition("loaded")
-        assert text.count(f"python -m {name}") >= 2 and "flags:\n  --" in text, program
+    found = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert found.returncode == 0 and not found.stderr, found.stderr
+    pages = re.findall(r"(.*?)^loaded (.*?)$", found.stdout, re.DOTALL | re.MULTILINE)
+    for program, (text, loaded) in zip(PROGRAMS, pages, strict=True):
+        assert text.count(f"python -m experiments.{program}") >= 2, program
+        assert "flags:\n  --" in text, program
         heavy = {"orbax", "grain", "matplotlib", "scipy", "tensorflow_datasets", "tokenizers"}
         assert not heavy & {*loaded.split()}, program
 
