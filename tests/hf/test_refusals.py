@@ -119,7 +119,10 @@ def test_what_is_not_understood_is_an_error(config, words):
 JUNK = ("junk", -3, 0.3, True, [], [1, "a"], {"a": 1}, {"full_attention": 3}, 10**30, "x" * 900)
 
 
-@pytest.mark.parametrize("kind", hf.FAMILIES)
+DISTINCT = {repr(family): kind for kind, family in reversed(hf.FAMILIES.items())}
+
+
+@pytest.mark.parametrize("kind", DISTINCT.values())
 def test_junk_for_any_key_that_is_read_is_one_short_line(kind):
     """Each key that a family reads, with values that no model has: a ValueError, or it is read."""
     sizes = {
