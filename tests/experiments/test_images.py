@@ -275,7 +275,7 @@ def test_a_reference_that_is_none_of_the_encodings_is_refused(tmp_path):
 
 
 def test_the_first_seed_tries_all_rates_and_the_others_take_the_best(tmp_path):
-    config = settings(tmp_path, encodings=(LEARNED,), seeds=2, steps=40, images="digits")
+    config = settings(tmp_path, encodings=(LEARNED,), seeds=2, steps=5, images="digits")
     config = dataclasses.replace(config, rates=(1e-6, 0.003), encoding_rates=(1.0, 3.0))
     program.main(config)
     (entry,) = json.loads((tmp_path / "results.json").read_text())["encodings"]
