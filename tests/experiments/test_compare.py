@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import itertools
 import json
 import shutil
 import signal
@@ -24,12 +25,13 @@ from tests.reporting.comparisons import leave_out_pictures
 from tests.trainers import at_step, change, interrupt, shared_programs  # noqa: F401
 
 FOLDERS = {"nope": "nope", "learned": folder_of(f"learned(length={tiny.L})")}
+CHECKS = 6  # of a table: two rates with two multiples, and one more step of either
 pytestmark = pytest.mark.xdist_group("compare")
 
 
 def chosen(folder) -> CompareConfig:
-    """The same, with a learning rate for each encoding, and inference timed at a longer length."""
-    rates = {"rates": RATES, "rate_steps": STEPS, "rate_rounds": 1}
+    """The same, with rates chosen for each encoding, and inference timed at a longer length."""
+    rates = {"rates": RATES, "encoding_rates": (1, 4), "rate_steps": STEPS, "rate_rounds": 1}
     return change(settings(folder), **rates, timing_lengths=(32,))
 
 
@@ -46,7 +48,7 @@ def compared(tmp_path_factory, shared_programs):  # noqa: F811
         patch.setattr(compare, "Evaluator", functools.cache(compare.Evaluator))
         leave_out_pictures(patch)  # tests/reporting/test_comparison_page.py looks at them
         with patch.context() as during, pytest.raises(SystemExit) as end:
-            at_step(during, (len(RATES) + 1) * STEPS + 2, interrupt)
+            at_step(during, CHECKS * STEPS + 2, interrupt)
             compare.main(chosen(folder))
         assert end.value.code == 128 + signal.SIGTERM
         before = files(folder)
@@ -58,7 +60,8 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch)
     folder, before = compared
     after = files(folder)
     checks = {n: {x for x in after if x.startswith(f"rates/{f}/")} for n, f in FOLDERS.items()}
-    assert before.keys() == {*checks["nope"], "runs/nope/seed5/evaluation.json"}
+    assert len(checks["learned"]) == CHECKS  # it has most runs, and is the first
+    assert before.keys() == {*checks["learned"], f"runs/{FOLDERS['learned']}/seed5/evaluation.json"}
     runs = {f"runs/{f}/seed{s}/evaluation.json" for f in FOLDERS.values() for s in SEEDS}
     assert after.keys() == runs.union(*checks.values())
     assert before.items() <= after.items()
@@ -66,7 +69,8 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch)
         rows = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows] == [1, 2, 3], run
         evaluated = [row["step"] for row in rows if "eval_loss" in row]
-        stopped = run == folder / "runs" / "nope" / "seed6"  # a stop at a step does not evaluate
+        # a stop at a step does not evaluate
+        stopped = run == folder / "runs" / FOLDERS["learned"] / "seed6"
         assert evaluated == ([3] if stopped else [2, 3]), run
     monkeypatch.setattr(compare, "train", None)
     monkeypatch.setattr(compare.model_speed, "measure", None)
@@ -80,25 +84,31 @@ def test_each_scheme_is_trained_with_the_best_of_its_learning_rates(compared):
     shown = (folder / "report.html").read_text()
     assert "Learning rates" in shown and "A demonstration" not in shown
     assert "the outer ones only where the best was at an edge" in shown
-    further = {RATES[0]: 0.004, RATES[1]: 0.5}  # one more step of the grid, past its better end
+    further = {RATES[0]: 0.004, RATES[1]: 0.5, 1: 0.25, 4: 16}  # a step past an end of the grid
     for name in NAMES:
+        grid = [*itertools.product(RATES, (1, 4) if name == "learned" else (1,))]
         losses = {}
         for check in (folder / "rates" / FOLDERS[name]).iterdir():
-            rate = float(check.name.removesuffix("x1.0"))
+            rate, multiple = map(float, check.name.split("x"))
             found = json.loads((check / "evaluation.json").read_text())
-            assert found["learning_rate"] == rate and not (check / "checkpoints").exists()
-            losses[rate] = np.mean(found["losses"]["non-overlapping"][str(tiny.L)])
+            assert (found["learning_rate"], found["encoding_rate"]) == (rate, multiple)
+            assert not (check / "checkpoints").exists()
+            losses[rate, multiple] = np.mean(found["losses"]["non-overlapping"][str(tiny.L)])
             config = json.loads((check / "config.json").read_text())
             assert config["eval"]["split"] == "validation" and config["steps"] == STEPS
             assert config["eval"]["lengths"] == [tiny.L]
-        assert losses.keys() == {*RATES, further[min(RATES, key=losses.__getitem__)]}
-        assert len({*losses.values()}) == 3
+        rate, multiple = min(grid, key=losses.__getitem__)
+        tried = {*grid, (further[rate], multiple)}
+        assert losses.keys() == tried | ({(rate, further[multiple])} if len(grid) > 2 else set())
+        assert len({*losses.values()}) == len(losses)
         best = min(losses, key=losses.__getitem__)
         for seed in SEEDS:
             run = folder / "runs" / FOLDERS[name] / f"seed{seed}"
-            assert json.loads((run / "evaluation.json").read_text())["learning_rate"] == best
-            config = json.loads((run / "config.json").read_text())
-            assert config["optimizer"]["learning_rate"] == best
+            evaluated = json.loads((run / "evaluation.json").read_text())
+            optimizer = json.loads((run / "config.json").read_text())["optimizer"]
+            for chosen_rates in (evaluated, optimizer):
+                pair = chosen_rates["learning_rate"], chosen_rates["encoding_rate"]
+                assert pair == best
 
 
 def test_the_first_seed_is_the_check_of_its_rate_or_trains_to_the_same_bits(

@@ -55,6 +55,7 @@ def compared(folder, data: str, **fields) -> tuple[results.Results, dict[str, st
     return found, {row.name: row.kind for row in verdicts(found)}
 
 
+@pytest.mark.slow
 def test_a_scheme_that_only_needs_a_rate_of_its_own_is_not_called_worse(tmp_path, monkeypatch):
     """Each letter is the third one before it, so that a bias of distances is all that is needed."""
     monkeypatch.setitem(ENCODINGS, "weak", Weak)
