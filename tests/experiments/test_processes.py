@@ -7,7 +7,6 @@ import pathlib
 import re
 import socket
 import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 from configs import train
 from experiments.running import distributed, trainer_process
 from experiments.running import training_loop as program
+from experiments.running.errors import one_line_errors
 from pe_jax import config_fields
 from pe_jax.training import sharding
 from pe_jax.training.config import Config, MeshConfig
@@ -159,26 +159,28 @@ def test_a_process_reads_the_part_of_a_batch_that_its_devices_hold(monkeypatch, 
 # Detection: what is no cluster is told from what is a cluster with a mistake.
 
 
-ASK = """
-from experiments.running import distributed, trainer_process
-from experiments.running.errors import one_line_errors
-with one_line_errors():
-    distributed.connect(None, None, None)
-print("alone")
-"""
+def ask(log: pathlib.Path, variables: dict[str, str]) -> None:
+    """In a process with these variables: joins the others, if there are any, and says so."""
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(variables)
+    with one_line_errors():
+        distributed.connect(None, None, None)
+    print("alone", flush=True)
 
 
 @pytest.mark.parametrize(
     "number, status, said",
     [(None, 0, "alone"), (2, 2, "error: --coordinator: process_id and num_processes")],
 )
-def test_no_cluster_is_no_error_and_a_cluster_with_a_mistake_is_one(number, status, said):
+def test_no_cluster_is_no_error_and_a_cluster_with_a_mistake_is_one(number, status, said, tmp_path):
     variables = {} if number is None else by_slurm(free_port(), 2, number)[1]
-    found = subprocess.run(
-        [sys.executable, "-c", ASK], cwd=ROOT, env=os.environ | variables, capture_output=True
-    )
-    lines = (found.stdout + found.stderr).decode().splitlines()
-    assert found.returncode == status and lines[-1].startswith(said), lines
+    process = trainer_process.CONTEXT.Process(target=ask, args=(tmp_path / "log", variables))
+    process.start()
+    process.join(60)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert process.exitcode == status and lines[-1].startswith(said), lines
 
 
 def test_only_the_message_that_there_is_no_cluster_is_passed_over(monkeypatch):
