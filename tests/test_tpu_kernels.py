@@ -296,12 +296,12 @@ def test_biases_of_pairs_and_those_at_explicit_positions_are_computed_in_chunks(
     def chosen(names, **options):
         (encoding,) = pe_jax.parse(names)
         spec = AttentionSpec(util.DIMS, True, aligned=True, **options)
-        return engine.strategies(spec, abstract_terms(encoding, util.DIMS))
+        return engine.in_chunks(spec, abstract_terms(encoding, util.DIMS))
 
     # Of FIRE, T5's scale, T5, ALiBi and FoX.
     for in_order in ({"contiguous": True}, {"restarts": True}):
-        assert chosen("fire+t5+alibi", **in_order) == ("pairs", "", "", "")
-    assert chosen("fire+t5+alibi+fox") == ("pairs", "", "pairs", "pairs", "")
+        assert chosen("fire+t5+alibi", **in_order) == (True, False, False, False)
+    assert chosen("fire+t5+alibi+fox") == (True, False, True, True, False)
 
 
 def lowered(name: str, tokens: int, gradient: bool, sharding=None, width: int = 64):

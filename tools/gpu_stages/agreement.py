@@ -19,7 +19,7 @@ from tools.gpu_stages.results import Clock, Results, Row, Shared, in_processes, 
 
 STAGE = "agreement"
 SPECS = {name: name + "(length=1024)" for name in ("learned", "tupe")}
-FIRST = (  # one or two for each strategy of the kernels
+FIRST = (  # one or two for each kind of term
     *("nope", "rope", "alibi", "t5", "shaw", "fox", "deberta", "kerple", "sandwich", "wavlm"),
     *("inkling", "tupe", "cable", "sink"),
 )

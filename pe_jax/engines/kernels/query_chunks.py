@@ -8,9 +8,8 @@ of the chunk, and XLA pulls it back through the function: no atomics, and memory
 Under a causal mask a chunk meets no keys past the end of its group: with four groups, 5/8 of all
 pairs are evaluated.
 
-Each back end says which terms are computed here: a strategy per term, "pairs", or "" for its
-kernels. B batch, T queries, S keys, H query heads, E head width, F value width; R queries of a
-chunk.
+Each back end's `in_chunks` says for each term whether it is computed here. B batch, T queries, S
+keys, H query heads, E head width, F value width; R queries of a chunk.
 """
 
 import functools
@@ -29,23 +28,23 @@ MOST = 2**26  # … it would have more numbers than these: 256 MiB
 GROUPS = 4  # of chunks, if there are at least two in each and later keys are hidden
 
 
-def kept(strategies: tuple[str, ...], of_terms: tuple) -> tuple:
+def kept(elsewhere: tuple[bool, ...], of_terms: tuple) -> tuple:
     """The entries of `of_terms`, one per term, for the terms that kernels compute."""
-    return tuple(x for x, strategy in zip(of_terms, strategies, strict=True) if not strategy)
+    return tuple(x for x, dropped in zip(of_terms, elsewhere, strict=True) if not dropped)
 
 
-def of_kernels(strategies: tuple[str, ...], terms: tuple, q: Side, k: Side):
+def of_kernels(elsewhere: tuple[bool, ...], terms: tuple, q: Side, k: Side):
     """The terms that kernels compute, and both sides with only their states."""
-    q, k = (side._replace(states=kept(strategies, side.states)) for side in (q, k))
-    return kept(strategies, terms), q, k
+    q, k = (side._replace(states=kept(elsewhere, side.states)) for side in (q, k))
+    return kept(elsewhere, terms), q, k
 
 
-def sample_length(strategies: tuple[str, ...], block: int, near: int) -> int:
+def sample_length(in_chunks: tuple[bool, ...], block: int, near: int) -> int:
     """Number of tokens for whole blocks, a part of one, and `near` tokens past them.
 
     With chunks, if any term needs them, for two of these.
     """
-    return max(2 * block + near, BLOCKS * block if any(strategies) else 0) + 61
+    return max(2 * block + near, BLOCKS * block if any(in_chunks) else 0) + 61
 
 
 def length(block: int, q: Side, k: Side, most: int = MOST) -> int:
@@ -59,7 +58,7 @@ def length(block: int, q: Side, k: Side, most: int = MOST) -> int:
 def attend(
     by_kernels: Callable,
     rows: int,
-    strategies: tuple[str, ...],
+    in_chunks: tuple[bool, ...],
     spec: AttentionSpec,
     terms: tuple,
     q: Side,
@@ -72,7 +71,7 @@ def attend(
     Args:
       by_kernels: attention of the queries of a chunk: `(terms, q, k, v, bias)`.
       rows: queries of a chunk, as `length` gives.
-      strategies: how each term is computed.
+      in_chunks: whether each term is computed here.
       spec: of the whole call, as are the following.
       terms: what is added to the scores.
       q: the queries.
@@ -94,7 +93,7 @@ def attend(
     for span, end in groups:
         x, raw, states = jax.tree.map(lambda x, end=end: x[:, :, :end], (k.x, k.raw, k.states))
         visible = Side(x, raw, states, jax.tree.map(lambda x, end=end: x[:, :end], k.tokens))
-        of_chunk = _of_chunk(by_kernels, strategies, spec, terms, visible, v[:, :, :end], key_chunk)
+        of_chunk = _of_chunk(by_kernels, in_chunks, spec, terms, visible, v[:, :, :end], key_chunk)
         results.append(jax.lax.map(of_chunk, jax.tree.map(lambda x, span=span: x[span], chunks)))
 
     def join(*arrays):  # [chunks, B, H, R, F] → [B, H, T, F]
@@ -107,7 +106,7 @@ def attend(
 
 def _of_chunk(
     by_kernels: Callable,
-    strategies: tuple[str, ...],
+    in_chunks: tuple[bool, ...],
     spec: AttentionSpec,
     terms: tuple,
     k: Side,
@@ -122,8 +121,8 @@ def _of_chunk(
 
     def of_pairs(q, k):  # float32 [B or 1, H or 1, R, S]
         biases = []
-        for term, strategy, *states in zip(terms, strategies, q.states, k.states, strict=True):
-            if strategy:
+        for term, here, *states in zip(terms, in_chunks, q.states, k.states, strict=True):
+            if here:
                 scores = term.scores(q, k, tuple(states))
                 biases.append(scores * scale if term.scaled else scores)
         return functools.reduce(jnp.add, biases)
@@ -141,7 +140,7 @@ def _of_chunk(
         else:
             tokens = tuple(_split(x, 1, key_chunk) for x in keys.tokens)
             bias = jax.lax.map(of_key_chunk, tokens)
-        return by_kernels(*of_kernels(strategies, terms, q, keys), values, bias)
+        return by_kernels(*of_kernels(in_chunks, terms, q, keys), values, bias)
 
     policy = jax.checkpoint_policies.save_only_these_names(common.SAVED)
     return jax.checkpoint(of_chunk, policy=policy, prevent_cse=False)

@@ -51,7 +51,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     products = sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
     width = max(q.x.shape[-1] + products, v.shape[-1])
     relative = any(term.distances == "vectors" for term in terms)
-    in_chunks = any(strategies(spec, terms))
+    chunked = any(in_chunks(spec, terms))
     low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
     axes = q.tokens.positions.shape[2:]
     reasons = {
@@ -62,7 +62,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         and bool(select(terms, kinds.DistanceFormula)),
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
         "vectors of distances at explicit positions": relative and not spec.contiguous,
-        "vectors of distances beside biases of pairs": relative and in_chunks,
+        "vectors of distances beside biases of pairs": relative and chunked,
         "vectors of distances where a term has no horizon": relative
         and common.horizon(terms) is None,
         f"{high - low + 1} distances of vectors (at most {MAX_DISTANCES})": relative
@@ -71,15 +71,15 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def strategies(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
-    """The strategy of each term, as in `query_chunks`: "pairs" or "".
+def in_chunks(spec: AttentionSpec, terms: tuple) -> tuple[bool, ...]:
+    """Whether each term is computed in chunks of queries.
 
     Where one term is computed in chunks of queries, so are biases of distances: kernels find these
     by the indices of tokens in the row.
     """
     explicit = not spec.contiguous or bool(select(terms, kinds.PairBias))
     of_pairs = (kinds.PairBias, kinds.DistanceBias) if explicit else ()
-    return tuple("pairs" if isinstance(term, of_pairs) else "" for term in terms)
+    return tuple(isinstance(term, of_pairs) for term in terms)
 
 
 def _of_chunk(spec: AttentionSpec) -> AttentionSpec:
@@ -90,9 +90,9 @@ def _of_chunk(spec: AttentionSpec) -> AttentionSpec:
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
     """Number of tokens for whole blocks, a part of one, and pairs past the horizon of tables."""
     longest = _launches(spec, terms, q, k, v).longest
-    chosen = strategies(spec, terms)
-    near = max(map(abs, common.horizon(query_chunks.kept(chosen, terms)) or (0,)))
-    return query_chunks.sample_length(chosen, longest, min(near, LONGEST_NEAR))
+    chunked = in_chunks(spec, terms)
+    near = max(map(abs, common.horizon(query_chunks.kept(chunked, terms)) or (0,)))
+    return query_chunks.sample_length(chunked, longest, min(near, LONGEST_NEAR))
 
 
 def attend(
@@ -113,11 +113,11 @@ def attend(
     """
     q, k = common.with_products(spec, terms, q, k)
     by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
-    if any(chosen := strategies(spec, terms)):
+    if any(chunked := in_chunks(spec, terms)):
         longest = _launches(spec, terms, q, k, v, sizes, arch).longest
         of_chunk = functools.partial(by_kernels, _of_chunk(spec))
         rows = query_chunks.length(longest, q, k)
-        return query_chunks.attend(of_chunk, rows, chosen, spec, terms, q, k, v)
+        return query_chunks.attend(of_chunk, rows, chunked, spec, terms, q, k, v)
     return by_kernels(spec, terms, q, k, v)
 
 
@@ -131,10 +131,10 @@ def _launches(
     arch: int | None = None,
 ) -> launches.Launches:
     """The launches of a call, whether or not it is computed in chunks of queries."""
-    chosen = strategies(spec, terms)
-    spec = _of_chunk(spec) if any(chosen) else spec
-    terms, q, k = query_chunks.of_kernels(chosen, terms, q, k)
-    return operands.make_plan(spec, terms, q, k, v, sizes, False, arch, any(chosen)).launches
+    chunked = in_chunks(spec, terms)
+    spec = _of_chunk(spec) if any(chunked) else spec
+    terms, q, k = query_chunks.of_kernels(chunked, terms, q, k)
+    return operands.make_plan(spec, terms, q, k, v, sizes, False, arch, any(chunked)).launches
 
 
 def _attend(

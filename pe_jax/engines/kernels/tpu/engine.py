@@ -74,18 +74,17 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     return f"{what} of distances from {plan.horizon[0]} to {plan.horizon[1]}"
 
 
-def strategies(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
-    """The strategy of each term, as in `query_chunks`: "pairs" or ""."""
+def in_chunks(spec: AttentionSpec, terms: tuple) -> tuple[bool, ...]:
+    """Whether each term is computed in chunks of queries."""
     explicit = () if spec.in_order else (kinds.DistanceFormula, kinds.DistanceBias)
-    in_chunks = kinds.PairBias, *explicit
-    return tuple("pairs" if isinstance(term, in_chunks) else "" for term in terms)
+    return tuple(isinstance(term, (kinds.PairBias, *explicit)) for term in terms)
 
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
     """Number of tokens for whole blocks, a part of one, and pairs past the horizon of biases."""
     plan = make_plan(spec, terms, q)
     near = min(max(map(abs, plan.horizon or (0,))), plan.block)
-    return query_chunks.sample_length(strategies(spec, terms), plan.block, near)
+    return query_chunks.sample_length(in_chunks(spec, terms), plan.block, near)
 
 
 def attend(
@@ -105,12 +104,12 @@ def attend(
     """
     plan = make_plan(spec, terms, q, block, interpret)
     q, k, v = operands.with_products(spec, terms, q, k, v)
-    if any(chosen := strategies(spec, terms)):
+    if any(chunked := in_chunks(spec, terms)):
         of_chunk = functools.partial(_attend_chunk, counted(plan))
         rows = query_chunks.length(plan.block, q, k, MAX_PAIRS)
         # A function of two positions may need many times the memory of its result.
         key_chunk = query_chunks.BLOCKS * plan.block if select(terms, kinds.PairBias) else None
-        return query_chunks.attend(of_chunk, rows, chosen, spec, terms, q, k, v, key_chunk)
+        return query_chunks.attend(of_chunk, rows, chunked, spec, terms, q, k, v, key_chunk)
     out, lse = _attention(counted(plan), operands.make_arrays(plan, terms, q, k, v))
     return out[:, :, : plan.tokens].astype(jnp.float32), lse[:, :, : plan.tokens]
 
@@ -141,7 +140,7 @@ def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=
 
     Its tiles are not `counted` yet.
     """
-    terms = query_chunks.kept(strategies(spec, terms), terms)
+    terms = query_chunks.kept(in_chunks(spec, terms), terms)
     tokens = q.x.shape[2]
     block = block or min(MAX_BLOCK, max(LANES, pl.next_power_of_2(tokens)))
     return Plan(

@@ -41,10 +41,7 @@ class Kernels:
         q, k, v = operands.with_products(spec, terms, q, k, v)
         plan = engine.make_plan(spec, terms, q, self.block or block_of(run), self.interpret)
         # Products are channels of q and k by now.
-        elsewhere = tuple(
-            "outside" if t.reads == "outside" or isinstance(t, kinds.TokenProduct) else ""
-            for t in terms
-        )
+        elsewhere = tuple(t.reads == "outside" or isinstance(t, kinds.TokenProduct) for t in terms)
         terms, q, k = query_chunks.of_kernels(elsewhere, terms, q, k)
 
         def vectors(side):
@@ -68,7 +65,7 @@ def refusal(
         return f"devices have runs of {run} tokens: not of whole blocks of {engine.LANES}"
     if (why := engine.refusal(spec, terms, q, k, v)) is not None:
         return why
-    if any(engine.strategies(spec, terms)):
+    if any(engine.in_chunks(spec, terms)):
         return "in a ring it has no biases of pairs of positions"
     return None
 
