@@ -8,9 +8,10 @@
 
 `pe_jax.encodings` has the papers' functions (`rope.rotate`, `alibi.slopes`, `t5.bucket`), one file
 per scheme; `spec` writes the string that `parse` reads; `hf` reads whole Hugging Face configs;
-`cache` decodes token by token; `masks` are for prefixes, trees and chunks; `adapters` for Flax's
-own attention; `naive` and `reference` to test against. Memory is in proportion to the length,
-except for DAPE and PaTH, which only the dense engine has.
+`positions` are for packed rows, grids and augmentation, `graphs` for nodes; `cache` decodes token
+by token; `masks` are for prefixes, trees and chunks; `adapters` for Flax's own attention; `naive`
+and `reference` to test against. Memory is in proportion to the length, except for DAPE and PaTH,
+which only the dense engine has.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -44,9 +45,11 @@ from pe_jax.encodings.terms import (
 )
 
 if TYPE_CHECKING:
+    from pe_jax import graphs as graphs
     from pe_jax import hf as hf
     from pe_jax import masks as masks
     from pe_jax import naive as naive
+    from pe_jax import positions as positions
     from pe_jax.engines import reference as reference
     from pe_jax.engines.api import attention
     from pe_jax.engines.decoding import cache as cache
@@ -86,11 +89,13 @@ __all__ = [
     "adapters",
     "attention",
     "cache",
+    "graphs",
     "hf",
     "make",
     "masks",
     "naive",
     "parse",
+    "positions",
     "reference",
     "spec",
     "terms",
@@ -106,12 +111,16 @@ def __getattr__(name: str) -> Any:
             from pe_jax.engines.api import attention as value
         case "cache":
             import pe_jax.engines.decoding.cache as value
+        case "graphs":
+            import pe_jax.graphs as value
         case "hf":
             import pe_jax.hf as value
         case "masks":
             import pe_jax.masks as value
         case "naive":
             import pe_jax.naive as value
+        case "positions":
+            import pe_jax.positions as value
         case "reference":
             import pe_jax.engines.reference as value
         case _:

@@ -81,7 +81,10 @@ def test_the_wheel_holds_pe_jax_and_nothing_else(wheel):
 def test_the_core_runs_where_there_is_only_jax_and_numpy(core, tmp_path):
     show = """
         import importlib.metadata, importlib.util, sys
-        import jax, numpy as np, pe_jax, pe_jax.encodings
+        import jax, numpy as np, pe_jax
+        late = set(pe_jax.__all__) - vars(pe_jax).keys() - {"adapters"}
+        assert all(map(pe_jax.__getattr__, late)), late  # whatever else is imported
+        import pe_jax.encodings
         from pe_jax.encodings import alibi, rope, sinusoidal, t5
         for name in ("flax", "optax", "absl", "etils", "matplotlib", "experiments"):
             assert importlib.util.find_spec(name) is None, name
