@@ -10,7 +10,7 @@ Where q and k are projections of an input, P can be merged into both: the scheme
 with weights that are parametrized differently. With a norm between the two it is more than that.
 
 The paper takes θ from RoPE; LSP-DETR, a released model that has the scheme, learns θ [A, E/2] and
-begins with `base`^(-2i/E), the same on all axes, with base 100, as here.
+begins with base^(-2i/E), the same on all axes, with base 100, as here.
 """
 
 import dataclasses
