@@ -255,8 +255,8 @@ def oracles() -> dict[str, list[tuple[str, str]]]:
     assigned = (n for n in ast.parse(ours).body if isinstance(n, ast.Assign))
     (cases,) = (n.value for n in assigned if ast.unparse(n.targets[0]) == "OURS")
     by_scheme: dict[str, list[tuple[str, str]]] = {name: [] for name in ENCODINGS}
-    for case in re.findall(r"'(\w+)':", ast.unparse(cases)):
-        function = functions.get(case, functions["rope_scaled"])  # scalings of RoPE share one
+    for case, name in re.findall(r"'(\w+)': \w+\.(\w+)", ast.unparse(cases)):
+        function = functions.get(case) or functions[name]  # scalings of RoPE share `rope_scaled`
         used = _names(function, sources) or [("torch", "indexing")]
         compared = by_scheme[case_of(case)]
         compared += [used[0]] if used[0] not in compared else []
