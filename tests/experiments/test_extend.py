@@ -26,7 +26,7 @@ from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 from tests.experiments.extensions import TARGET, L, base_config, settings
-from tests.test_data import write
+from tests.test_corpus import write
 from tests.trainers import at_step, change, shared_programs  # noqa: F401
 
 MAKE_MESH = sharding.make_mesh

@@ -15,7 +15,7 @@ from pe_jax import ENCODINGS
 from pe_jax.encodings.buckets import Clipped
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
-from tests.test_data import write
+from tests.test_corpus import write
 from tests.trainers import shared_programs  # noqa: F401
 
 pytestmark = pytest.mark.xdist_group("compare")

@@ -10,7 +10,7 @@ import pytest
 from experiments.running.extension import runs
 from pe_jax.training import data, passkeys, tokenizer
 from tests.experiments.extensions import base_config, settings
-from tests.test_data import written
+from tests.test_corpus import written
 from tests.trainers import change
 
 BYTES = tokenizer.get("bytes")

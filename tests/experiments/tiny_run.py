@@ -12,7 +12,7 @@ from experiments.running import training_loop as program
 from pe_jax.training.config import Config, EvalConfig
 from pe_jax.training.step import State
 from tests import tiny
-from tests.test_data import write
+from tests.test_corpus import write
 from tests.tiny import L, R
 from tests.trainers import OPTIMIZER, at_step
 

@@ -19,7 +19,7 @@ from pe_jax.training.config import Config, EvalConfig, MeshConfig
 from pe_jax.training.step import Trainer
 from pe_jax.training.tokenizer import train_bpe
 from tests.command_lines import status
-from tests.test_data import write
+from tests.test_corpus import write
 
 ROOT = pathlib.Path(__file__).parents[2]
 

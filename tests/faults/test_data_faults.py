@@ -13,7 +13,7 @@ import pytest
 
 from pe_jax.training import corpus as corpora
 from pe_jax.training import data, tasks, tokenizer
-from tests.test_data import novels, prepare_tfds, write, written
+from tests.test_corpus import novels, prepare_tfds, write, written
 
 BYTES = tokenizer.get("bytes")
 
