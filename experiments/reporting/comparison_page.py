@@ -12,6 +12,7 @@ import markupsafe
 import numpy as np
 
 from experiments.reporting import (
+    caveats,
     figures,
     learning_rates,
     loss_curves,
@@ -74,7 +75,7 @@ def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]
         "m": m,
         "first": sentences.first_screen(results),
         "main": figure(figures.differences_by_length, protocol),
-        "summary": sentences.summary(results),
+        "summary": caveats.summary(results),
         "effect": f"{results.effect:g}",
         "questions": [question(*pair) for pair in decided],
         "by_length": [
@@ -101,7 +102,7 @@ def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]
         "training": [figure(draw) for draw in training if draw(results) is not None],
         "cards": _cards(results),
         "keys": [plotting.key(scheme) for scheme in schemes],
-        "irregularities": sentences.irregularities(results),
+        "irregularities": caveats.irregularities(results),
         "commands": _commands(results),
         "changed": _changed(m["config"]),
         "config": flat(m["config"]),

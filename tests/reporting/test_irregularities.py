@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.reporting import comparison_report, results
-from experiments.reporting.sentences import irregularities
+from experiments.reporting.caveats import irregularities
 from tests.reporting.comparisons import Page, manifest, table
 
 pytestmark = pytest.mark.xdist_group("report")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.reporting import comparison_report, learning_rates, results
-from experiments.reporting.sentences import summary
+from experiments.reporting.caveats import summary
 from experiments.running import rate_search
 from tests.reporting.comparisons import SEEDS, Page, printed, table
 

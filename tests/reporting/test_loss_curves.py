@@ -7,8 +7,8 @@ import pytest
 from matplotlib.text import Text
 
 from experiments.reporting import comparison_report, figures, results
+from experiments.reporting.caveats import summary
 from experiments.reporting.loss_curves import curve, still_falling
-from experiments.reporting.sentences import summary
 from tests.reporting.comparisons import TRAIN, Page, table
 
 pytestmark = pytest.mark.xdist_group("report")

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from experiments.reporting import comparison_report, results, statistics
-from experiments.reporting.sentences import first_screen, summary
+from experiments.reporting.caveats import summary
+from experiments.reporting.sentences import first_screen
 from experiments.reporting.verdicts import verdicts
 from tests.reporting.comparisons import HOSTILE, SEEDS, TRAIN, Page, printed, table
 
