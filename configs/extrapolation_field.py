@@ -40,6 +40,8 @@ them; LongRoPE, whose factors are searched on a trained model, is only there. Ge
 is 3:1 here, which divides the layers.
 """
 
+import dataclasses
+
 from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, MeshConfig, OptimizerConfig
@@ -63,8 +65,11 @@ ENCODINGS = (
 )
 
 
+SIX = ("nope", "rope", "alibi", "t5", "fox", "rope@window=128*3,nope")
+
+
 def get_config(size: str = "25M") -> CompareConfig:
-    return {"25M": gpu, "247M": paper}[size]()
+    return {"25M": gpu, "25M_six": six, "247M": paper}[size]()
 
 
 def gpu() -> CompareConfig:
@@ -93,6 +98,29 @@ def gpu() -> CompareConfig:
             batch_tokens=65536,
         ),
         timing_lengths=(512, 1024, 2048, 4096, 8192),
+    )
+
+
+def six() -> CompareConfig:
+    config = gpu()
+    return dataclasses.replace(
+        config,
+        workdir="runs/extrapolation_25M_six",
+        encodings=SIX,
+        baseline="nope",
+        workers=len(SIX),
+        seeds=3,
+        batch=32,
+        steps=550,
+        rates=(1e-3, 3e-3),
+        encoding_rates=(10.0, 30.0),
+        rate_rounds=1,
+        rate_steps=550,
+        log_every=50,
+        save_every=0,
+        optimizer=OptimizerConfig(warmup=55),
+        eval=dataclasses.replace(config.eval, lengths=(512, 1024, 2048, 4096), windows=12),
+        timing_lengths=(),
     )
 
 

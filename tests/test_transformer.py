@@ -262,6 +262,16 @@ def test_bfloat16_is_near_float32(spec):
     assert_close(got, tiny.forward(model)(params, rows, ids), 0.05)
 
 
+def test_an_embedding_gets_the_gradient_of_all_its_tokens_in_half_precision():
+    """A sum in bfloat16 would end at 256, where 1 is less than a unit of its last place."""
+    half = dataclasses.replace(tiny.config("nope"), dtype="bfloat16")
+    graph, shapes = tiny.abstract_terms(half)
+    tokens = np.full((4, 500), 3)
+    sum_of = jax.grad(lambda p: nnx.merge(graph, p)._look_up(tokens).astype(jnp.float32).sum())
+    gradient = sum_of(tiny.like(shapes))["embed"]["embedding"]
+    assert (gradient[3] == tokens.size).all() and (gradient[:3] == 0).all()
+
+
 def test_grouped_heads_equal_repeated_heads():
     grouped, full = tiny.config("shaw"), tiny.config("shaw", kv_heads=4)
     _, params = tiny.build(grouped)

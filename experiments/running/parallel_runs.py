@@ -21,9 +21,11 @@ from pe_jax.validation import ConfigError
 def run_meshes(config: Sweep) -> list[Mesh]:
     """The meshes of concurrent runs; logs how they share the devices.
 
-    Devices "one": each run has one device. There is one mesh per device, or per core on a CPU: a
-    small model keeps one core busy. Devices "all": the mesh of the configuration, for one run
-    after another, since programs with collectives must not be started from several threads.
+    Devices "one": each run has one device. There is one mesh per TPU core, or per core of a CPU: a
+    small model keeps one core busy. On GPUs there is one, as XLA and cuDNN record CUDA graphs and
+    what other threads do in the meantime ends the recording with an error. Devices "all": the mesh
+    of the configuration, for one run after another, since programs with collectives must not be
+    started from several threads.
 
     Raises:
       ConfigError: several processes; settings that contradict each other.
@@ -49,7 +51,13 @@ def run_meshes(config: Sweep) -> list[Mesh]:
             raise ConfigError(
                 f"mesh.{axis}={size}: each run has one device; pass --config.devices=all"
             )
-    count = config.workers or (cores if devices[0].platform == "cpu" else len(devices))
+    default = {"cpu": cores, "gpu": 1}.get(devices[0].platform, len(devices))
+    count = config.workers or default
+    if devices[0].platform == "gpu" and max(count, len(devices)) > 1:
+        other = "start a process per GPU (CUDA_VISIBLE_DEVICES), each with some of the encodings"
+        if count > 1:
+            raise ConfigError(f"workers={count}: on GPUs a process has one run at a time; {other}")
+        logging.warning("One of %s is used: %s", described, other)
     logging.info("%d runs side by side, each on one of %s", count, described)
     chosen = itertools.islice(itertools.cycle(devices), count)
     return [sharding.make_mesh(config.mesh, [device]) for device in chosen]

@@ -217,13 +217,14 @@ class Transformer(Stack):
         return self._add_positions(x, positions)
 
     def _look_up(self, tokens):
-        if self.divided is None:
-            return self.embed(tokens)
-        # All-gather the table, sharded by width: XLA would look up first, then gather all rows.
-        whole = NamedSharding(self.divided.mesh, PartitionSpec())
-        table = self.embed.embedding[...].astype(self.embed.dtype)
-        table = jax.lax.with_sharding_constraint(table, whole)
-        return self._shard(jnp.take(table, tokens, axis=0))
+        table = self.embed.embedding[...]
+        if self.divided is not None:
+            # All-gather the table, sharded by width: XLA would look up first, then gather all rows.
+            whole = NamedSharding(self.divided.mesh, PartitionSpec())
+            table = jax.lax.with_sharding_constraint(table, whole)
+        # The gradient of a row is a sum over its tokens. In half precision it would stop growing
+        # after some hundreds of them, and GPUs would add one token at a time.
+        return self._shard(jnp.take(table, tokens, axis=0).astype(self.embed.dtype))
 
     def check_finite(self, tokens, *, positions=None, segments=None) -> None:
         """Raises FloatingPointError naming the first layer whose output is not finite (slow)."""

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from experiments.programs import compare
 from experiments.running import parallel_runs, signals
 from pe_jax.training import sharding
+from pe_jax.validation import ConfigError
 from tests.experiments.tiny_comparison import settings
 from tests.trainers import change, shared_programs  # noqa: F401
 
@@ -89,6 +91,23 @@ def test_runs_take_one_device_each_side_by_side_or_all_in_turn(tmp_path, monkeyp
         turns = shared(monkeypatch, tmp_path / "all", devices="all", mesh={"model": 2})
     assert set(map(tuple, sum(turns.values(), []))) == {tuple(devices)} and len(turns) == 4
     assert "Each run takes all of 4 × cpu, one run after the other" in caplog.text
+
+
+def test_on_gpus_a_process_has_one_run_at_a_time(tmp_path, monkeypatch, caplog):
+    """CUDA graphs of two threads: both comparisons that ran so on an H200 ended in an error."""
+
+    class Gpu(NamedTuple):
+        platform: str = "gpu"
+        device_kind: str = "H200"
+
+    monkeypatch.setattr(jax, "devices", lambda: [Gpu()] * 2)
+    monkeypatch.setattr(sharding, "make_mesh", lambda config, devices: devices)
+    config = settings(tmp_path)
+    with caplog.at_level("INFO", logger="absl"):
+        assert parallel_runs.run_meshes(change(config, workers=0)) == [[Gpu()]]
+    assert "One of 2 × H200 is used: start a process per GPU" in caplog.text
+    with pytest.raises(ConfigError, match=r"workers=2: .* \(CUDA_VISIBLE_DEVICES\)"):
+        parallel_runs.run_meshes(change(config, workers=2))
 
 
 @pytest.mark.parametrize(

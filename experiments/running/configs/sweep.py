@@ -21,7 +21,7 @@ class Sweep:
 
     Attributes:
       devices: "one" device per run, runs in parallel; or "all" devices for each run, by the mesh.
-      workers: encodings in parallel; 0 is one per CPU core, or one per GPU or TPU core.
+      workers: encodings in parallel; 0 is one per CPU core or TPU core, and one on a GPU.
       mesh: the devices.
     """
 
