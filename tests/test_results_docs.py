@@ -17,6 +17,8 @@ TITLES = {
     " rope loses its lead over nope and sinusoidal",
     "released": "4 of 12 schemes end 0.30 to 0.41 nats below rope,"
     " 4 of 12 schemes end 0.68 to 1.16 above it at 1,024 tokens",
+    "larger": "4 of 5 schemes end 0.36 to 0.46 nats below rope, nope ends 0.51 above it"
+    " at 4,096 tokens",
     "extrapolation": "All 5 schemes end 0.31 to 0.88 nats below rope at 1,024 tokens",
     "field_2026": "7 of 10 schemes end 0.19 to 0.90 nats below rope at 512 tokens",
     "compare": "6 of 9 schemes end 0.60 to 0.95 nats below rope at 512 tokens;"

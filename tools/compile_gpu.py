@@ -63,7 +63,7 @@ CANDIDATES = {  # blocks and warps to try in turn: by bytes of a number, width, 
 STAGES = (3, 2)  # two if three do not fit
 # Timed on an H200 with Triton 3.6 (docs/performance.md), where they beat what compiles without
 # spills: by architecture, kernel, what a tile reads, and width, in half precision. Those of
-# formulas follow the others, untimed: eight warps took up to 1.4 times as long in every kernel.
+# formulas follow the others: ALiBi's kernels together take 2.31 ms with them, 3.40 without.
 MEASURED = {
     (90, "forward", "scores", 64): Launch(64, 64, 4, 3),
     (90, "forward", "formulas", 64): Launch(64, 64, 4, 3),

@@ -35,10 +35,14 @@ from pe_jax.training.optimizer import schedule
 from pe_jax.training.paths import local
 
 REFERENCE = "rope"
-TRAINED = {"novels": 128, "released": 128, "extrapolation": 64, "field_2026": 64, "compare": 64}
-PATTERNS = {  # of configs/released.py, too long for a figure → who has them
+TRAINED = {
+    **{"novels": 128, "released": 128, "larger": 512},
+    **{"extrapolation": 64, "field_2026": 64, "compare": 64},
+}
+PATTERNS = {  # too long for a figure → who has them
     "rope base 1024 fraction 0.5": "modded-nanogpt",
     "rope*3,nope": "SmolLM3",
+    "rope@window=128*3,nope": "RNoPE-SWA",
     "rope@window=32*3,nope": "RNoPE-SWA",
     "rope@window=32*3,nope+temperature(floor_scale=128)": "Llama 4 with windows",
     "rope@window=32*3,rope(base=1e6)": "Gemma 3",
