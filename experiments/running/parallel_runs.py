@@ -54,7 +54,10 @@ def run_meshes(config: Sweep) -> list[Mesh]:
     default = {"cpu": cores, "gpu": 1}.get(devices[0].platform, len(devices))
     count = config.workers or default
     if devices[0].platform == "gpu" and max(count, len(devices)) > 1:
-        other = "start a process per GPU (CUDA_VISIBLE_DEVICES), each with some of the encodings"
+        other = (
+            "pass --config.devices=all, or start a process per GPU (CUDA_VISIBLE_DEVICES) with its"
+            " own encodings and workdir"
+        )
         if count > 1:
             raise ConfigError(f"workers={count}: on GPUs a process has one run at a time; {other}")
         logging.warning("One of %s is used: %s", described, other)

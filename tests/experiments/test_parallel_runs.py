@@ -105,7 +105,7 @@ def test_on_gpus_a_process_has_one_run_at_a_time(tmp_path, monkeypatch, caplog):
     config = settings(tmp_path)
     with caplog.at_level("INFO", logger="absl"):
         assert parallel_runs.run_meshes(change(config, workers=0)) == [[Gpu()]]
-    assert "One of 2 × H200 is used: start a process per GPU" in caplog.text
+    assert "One of 2 × H200 is used: pass --config.devices=all, or start a process" in caplog.text
     with pytest.raises(ConfigError, match=r"workers=2: .* \(CUDA_VISIBLE_DEVICES\)"):
         parallel_runs.run_meshes(change(config, workers=2))
 
