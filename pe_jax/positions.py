@@ -20,6 +20,8 @@ from pe_jax.numerics.arrays import require_key
 from pe_jax.numerics.position_arrays import EXACT, as_positions
 from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
 
+FLOAT32_ROUNDING = 2**-22  # of a product of three numbers of float32, relative
+
 
 @python_ints
 def contiguous(length: int, offset: int | jax.Array = 0) -> jax.Array:
@@ -381,7 +383,10 @@ def multimodal(spans, interval=1) -> jax.Array:
     starts one past the rows and columns only, which differs for a video with more frames.)
 
     Qwen2.5-VL counts seconds: frame n is at floor(n · `interval`), and the interval is the config's
-    `tokens_per_second` times the seconds from one frame (in patches) to the next.
+    `tokens_per_second` times the seconds from one frame (in patches) to the next. A product
+    within float32's rounding of an integer is that integer: with 25 positions per second, of 3
+    frames per 2 seconds the third is at 50, not at floor(49.999…). (Hugging Face's code computes
+    in float32, and is one below in a few cases.)
 
     Args:
       spans: in order; each is `n` text tokens, `(height, width)` of an image, or `(frames, height,
@@ -413,7 +418,7 @@ def multimodal(spans, interval=1) -> jax.Array:
             sizes = (1,) * (3 - len(sizes)) + sizes
             cells = np.indices(sizes).reshape(3, -1).T
             if np.size(span) == 3:
-                cells[:, 0] = np.floor(cells[:, 0] * float(next(steps)))
+                cells[:, 0] = np.floor(cells[:, 0] * float(next(steps)) * (1 + FLOAT32_ROUNDING))
         blocks.append(start + cells)
         start += int(cells.max()) + 1
     return as_positions(np.concatenate(blocks))

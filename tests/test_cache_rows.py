@@ -6,6 +6,7 @@ What is right is each row alone, by the dense engine.
 import functools
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -165,6 +166,27 @@ def test_drafts_that_are_taken_back_leave_nothing(case):
     back = util.jit(lambda drafts: cache.truncate(drafts, drafts.length - 7))(drafts)
     want = step(step(held, [x[:, 8:9] for x in qkv])[1], [x[:, 9:10] for x in other])[0]
     assert_close(step(back, [x[:, 9:10] for x in other])[0], want, 1e-6)
+
+
+def test_a_step_may_donate_a_copy():
+    case = next(c for c in CAUSAL if c.name.startswith("t5"))  # which has a table
+    donating = jax.jit(functools.partial(extend, case), donate_argnums=0)
+    held = extender(case)(past(case), util.inputs(6))[1]
+    more, count = [x[:, :1] for x in util.inputs(6)], jnp.asarray(4)
+    for _ in range(2):  # requests that share a prefix
+        donating(cache.take(held, [0, 1]), more)
+    assert int(held.length) == 6
+    donating(cache.truncate(held, count), more)
+    assert int(count) == 4
+
+
+def test_a_decode_step_is_exported():
+    for case, options in ((CAUSAL[0], {}), (CAUSAL[0], {"window": 8})):
+        start = windowed(case, 8) if options else past(case)
+        step = jax.jit(functools.partial(extend, case, **options))
+        held, more = step(start, util.inputs(6))[1], [x[:, :1] for x in util.inputs(6)]
+        saved = jax.export.export(step)(held, more).serialize()
+        assert_close(jax.export.deserialize(saved).call(held, more)[0], step(held, more)[0], 1e-6)
 
 
 def test_what_cannot_be_taken_back():

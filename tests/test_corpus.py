@@ -200,6 +200,13 @@ def test_a_glob_finds_files(tmp_path):
     assert sum(len(corpus.splits[split]) for split in corpora.SPLITS) == 50
 
 
+def test_a_file_or_folder_is_read_whatever_its_name(tmp_path):
+    write(tmp_path / "x[en]", {"a [1].txt": b"text " * 99})
+    (folder,) = tmp_path.glob("**/a*")
+    assert data.load(f"text:{folder}").sizes == data.load(f"text:{folder.parent}").sizes
+    assert not corpora.reads_below(str(folder), folder.parent / "run")
+
+
 def test_embedded_text_is_what_the_wheels_say():
     corpus = data.load("embedded")
     assert corpus.digest == data.load("embedded").digest

@@ -5,6 +5,7 @@ as CSV. In a page, colours are variables of its style, which has a dark mode, an
 separate narrow drawing with letters of the same size.
 """
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -102,7 +104,7 @@ def picture(drawing: Drawing, path: Path) -> None:
 
 
 def _save(figure: Figure, target: Any, **options: Any) -> None:
-    with warnings.catch_warnings(), matplotlib.rc_context(STYLE):
+    with warnings.catch_warnings(), _settings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(target, **options)
 
@@ -197,12 +199,17 @@ def canvas(
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
+def _settings() -> contextlib.AbstractContextManager:
+    """matplotlib's own settings with STYLE, whatever the user's matplotlibrc says."""
+    return matplotlib.style.context(["default", STYLE])
+
+
 def styled(draw: Callable) -> Callable:
-    """Runs a drawing function under STYLE, without changing matplotlib's settings."""
+    """Runs a drawing function under STYLE, without reading or changing the user's settings."""
 
     @functools.wraps(draw)
     def wrapped(*args, **kwargs):
-        with matplotlib.rc_context(STYLE):
+        with _settings():
             return draw(*args, **kwargs)
 
     return wrapped

@@ -32,6 +32,10 @@ from experiments.reporting.verdicts import paired_difference
 from pe_jax.validation import ConfigError
 
 SAME = ("corpus", "tokens", "length", "batch", "eval", "reference", "protocol")
+SAME += ("positions", "model", "optimizer")
+FREE = {f"model.{name}" for name in ("encoding", "vocab", "width", "layers", "heads", "kv_heads")}
+FREE |= {"model.head_dim", "model.mlp_width", "optimizer.warmup"}
+FREE |= {"optimizer.learning_rate", "optimizer.encoding_rate"}
 AXES = {"parameters": "size", "steps": "number of steps"}  # what varies, and what that is
 HEADER = ("encoding", "parameters", "steps", "length", "mean", "low", "high", "p", "each_seed")
 
@@ -64,9 +68,12 @@ def read(folders: Sequence[Path]) -> list[Results]:
     varied = _varied(map(parameters, series))
     value = about[varied]
     for first, other in itertools.pairwise(series):
-        ours, theirs = (results.binding(part.manifest) for part in (first, other))
-        for field in SAME:
-            if ours[field] != theirs[field]:
+        ours, theirs = (
+            dict(results.flat(results.binding(part.manifest))) for part in (first, other)
+        )
+        for field in ours:
+            same = field.partition(".")[0] in SAME and field not in FREE
+            if same and ours[field] != theirs[field]:
                 raise ConfigError(
                     f"{other.workdir}: {field}={theirs[field]!r}, and {first.workdir} has"
                     f" {ours[field]!r}: only sizes, or steps, may differ"

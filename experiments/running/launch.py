@@ -178,6 +178,7 @@ def _start(main: Callable[[Any], None], arguments: Sequence[str], repeated: Sequ
         else:
             workdir = paths.local("workdir", config.workdir).absolute()
             check_writable(workdir)
+            check_compiles()
             config = dataclasses.replace(config, workdir=str(workdir))
     keep_programs()
     with distributed.connected(), one_line_errors():  # a disk may fill at any moment
@@ -284,8 +285,28 @@ def pattern_parts(spec: str) -> list[str]:
     return [ast.get_source_segment(spec.strip(), part) or spec for part in parts]
 
 
+def check_compiles() -> None:
+    """Raises ConfigError where JAX is told to compile nothing, as for debugging."""
+    import jax
+
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        raise ConfigError("JAX_DISABLE_JIT: programs are compiled before they run; unset it")
+
+
 def check_writable(folder: Path) -> None:
-    """Raises OSError if files cannot be written in a folder; creates nothing."""
+    """Raises OSError if files cannot be written in a folder, or checkpoints read; creates nothing.
+
+    tensorstore does not find below a name with a bracket or a backslash what it wrote there, and
+    orbax writes nothing below one that is not UTF-8.
+    """
+    name = str(folder)
+    if {"[", "\\"} & {*name} or name.encode(errors="replace").decode() != name:
+        raise OSError(
+            f"workdir={name!r}: checkpoints cannot be read from a path with [, a backslash or bytes"
+            " that are not UTF-8; choose another --config.workdir"
+        )
+    if lost := [p for p in (folder, *folder.parents) if os.path.islink(p) and _missing(p)]:
+        raise OSError(f"workdir={name!r}: {lost[0]} is a link to nothing; is its disk mounted?")
     parent = next(path for path in (folder, *folder.parents) if not _missing(path))
     if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
         raise OSError(f"workdir={str(folder)!r} is not writable; choose another --config.workdir")

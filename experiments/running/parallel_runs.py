@@ -35,7 +35,7 @@ def run_meshes(config: Sweep) -> list[Mesh]:
             f"{jax.process_count()} processes: a comparison runs in one; start one per host,"
             " without a cluster's variables, each with --config.encodings and its own workdir"
         )
-    devices, cores = jax.devices(), os.cpu_count() or 1
+    devices, cores = jax.devices(), _cores()
     described = f"{len(devices)} × {devices[0].device_kind}"
     if config.devices == "all":
         if config.workers > 1:
@@ -64,6 +64,12 @@ def run_meshes(config: Sweep) -> list[Mesh]:
     logging.info("%d runs side by side, each on one of %s", count, described)
     chosen = itertools.islice(itertools.cycle(devices), count)
     return [sharding.make_mesh(config.mesh, [device]) for device in chosen]
+
+
+def _cores() -> int:
+    """How many cores this process may use, as under taskset, SLURM or in a container."""
+    allowed = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))  # Linux
+    return len(allowed(0))
 
 
 def run_in_parallel(

@@ -19,6 +19,7 @@ import jax
 from pe_jax.training.paths import is_bucket
 
 ROOT = Path(__file__).parents[2]
+GIT_FOLDERS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # set in hooks, of any repository
 CODE = ("pe_jax", "experiments", "pyproject.toml", "requirements.txt")  # what results depend on
 
 
@@ -32,12 +33,14 @@ def commit(root: Path = ROOT) -> str:
     if git is None:
         return "unknown: git is not installed"
 
+    local = {name: value for name, value in os.environ.items() if name not in GIT_FOLDERS}
+
     def output(*args: str) -> str:
-        process = subprocess.run([git, *args], capture_output=True, text=True, cwd=root)
+        process = subprocess.run([git, *args], capture_output=True, text=True, cwd=root, env=local)
         return process.stdout.strip()
 
     described = output("describe", "--always")
-    if not described:
+    if not described or not output("ls-files", "--", *CODE):  # in somebody else's repository
         return "not a git checkout"
     return described + "-dirty" * bool(output("status", "--porcelain", "--", *CODE))
 
@@ -100,5 +103,8 @@ def save_json(path: Path, value: Any) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(value), encoding="utf-8")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(value))
+        file.flush()
+        os.fsync(file.fileno())  # else a machine that dies may leave an empty file of that name
     part.replace(path)

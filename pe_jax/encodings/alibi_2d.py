@@ -30,7 +30,9 @@ def bias(distance, num_heads: int) -> jax.Array:
 
 def penalty(slopes: jax.Array, distance: jax.Array) -> jax.Array:
     """-m_h·‖distance‖: float32 [H, *n] for slopes [H] and distances [*n, A]."""
-    length = jnp.sqrt(jnp.square(distance.astype(jnp.float32)).sum(-1))
+    squares = jnp.square(distance.astype(jnp.float32)).sum(-1)
+    apart = squares > 0  # the root has no derivative at 0, where each token is from itself
+    length = jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
     return -slopes.reshape(-1, *(1,) * length.ndim) * length[None]
 
 

@@ -142,6 +142,8 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     model_type = model_type if like is None else like
     family: Any = _family(model_type, config)
     rate = None if vision is None else _as_dict(vision).get("tokens_per_second")
+    part = parent if parent.get("thinker_config") is None else _as_dict(parent["thinker_config"])
+    rate = part.get("position_id_per_seconds") if rate is None else rate  # Qwen's Omni models
     if rate is not None and getattr(family, "sections", None):  # of the positions in the text
         config = {**config, "tokens_per_second": rate}
     keys = Keys(str(model_type), config)
@@ -154,6 +156,9 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     causal = keys.flag("is_causal", default=True) or model_type in OWN_MASKS
     fix = "whether this family's layers see later tokens is not read here"
     require(causal or family.both_ways, "is_causal", causal, fix)
+    told = config.get("causal") is True and "causal" not in keys.known
+    fix = "this family's layers see later tokens; its code on the Hub may read the key"
+    require(not told or any(layer.causal for layer in layers), "causal", True, fix)
     keys.check_rest()
     layers = layers if causal else map(_both_ways, layers)
     if also and also[0]:

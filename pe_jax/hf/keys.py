@@ -30,8 +30,9 @@ OTHERS = re.compile(r"(mamba|linear|mtp|moe|ssm|indexer?|sparse)_")  # of other 
 PLAIN = {  # values that change nothing
     "position_embedding_type": ("absolute",),
     "scale_attn_weights": (True,),
-    "rotary": (True,),
-    "use_rotary_pos_emb": (True,),
+    **dict.fromkeys(("rope", "rotary", "use_rope", "use_rotary"), (True,)),
+    **dict.fromkeys(("use_rotary_pos_emb", "use_rotary_embeddings"), (True,)),
+    "use_rotary_position_embeddings": (True,),
 }
 OURS = {  # the nearest scheme of ours, by words in the key
     r"alibi|bias_max": "alibi",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # saved with a state, not needed to read one
 # Fields that a resumed run must share; steps, logging, mesh and evaluation may differ.
 BINDING = ("seed", "data", "tokenizer", "length", "positions", "batch", "model")
 BINDING += ("optimizer", "corpus", "tokens")
+DIGESTS = {"data": "corpus", "tokenizer": "tokens"}  # where a file lies → what it holds
 # orbax 0.12.8 numbers saves per process: of two concurrent saves, one looks for its folder before
 # it exists.
 SAVE_LOCK = threading.Lock()
@@ -222,9 +223,14 @@ def _silent_threads() -> Iterator[None]:
 
 
 def check_same(saved: dict, now: dict, fields: tuple[str, ...] = BINDING) -> None:
-    """Raises ConfigError where a field that a resumed run must share differs."""
+    """Raises ConfigError where a field that a resumed run must share differs.
+
+    The same text or tokenizer may lie elsewhere: their digests are compared.
+    """
     for field in fields:
-        if saved.get(field) != now.get(field):
+        digest = DIGESTS.get(field)
+        moved = saved.get(digest) is not None and saved.get(digest) == now.get(digest)
+        if saved.get(field) != now.get(field) and not moved:
             old, new = saved.get(field), now.get(field)
             if isinstance(old, dict) and isinstance(new, dict):
                 name = next(k for k in {**old, **new} if old.get(k) != new.get(k))

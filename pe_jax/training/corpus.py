@@ -34,6 +34,10 @@ COMPRESSED = {
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
+POINTERS = {  # what stands for a file whose content was not fetched
+    b"version https://git-lfs.github.com/spec/": ("a Git LFS pointer", "run git lfs pull"),
+    b"/annex/objects/": ("a pointer of git-annex", "run git annex get"),
+}
 PACKAGES = ("absl-py", "etils", "optax", "orbax-checkpoint", "tensorflow-datasets")
 # Of the versions that requirements.txt pins: the corpus of every published number.
 PUBLISHED_DIGEST = "d7e5d1c74bf2b20c95852c6d4f34006173dc5cea0b6f3e097893930a4d8a27ce"
@@ -253,7 +257,7 @@ def reads_below(pattern: str, folder: Path) -> bool:
     """Whether `text:PATTERN` would read files that are written in a folder."""
     top = _top(pattern)
     fixed = itertools.takewhile(lambda part: part == glob.escape(part), top.parts)
-    root = top if top.is_dir() else Path(*fixed)
+    root = top if top.exists() else Path(*fixed)
     inner, outer = Path(os.path.realpath(folder)), Path(os.path.realpath(root))
     if not root.is_dir() or not inner.is_relative_to(outer):
         return False
@@ -275,10 +279,22 @@ def _top(pattern: str) -> Path:
 def _list_files(top: Path) -> tuple[Path, list[Path]]:
     """The folder that names are relative to, and the files of a folder or glob, sorted."""
     if top.is_dir():
-        return top, sorted(path for path in _walk(top) if path.is_file())
-    paths = [path for path in map(Path, glob.glob(str(top), recursive=True)) if path.is_file()]
+        return top, _readable(_walk(top))
+    found = [top] if top.is_file() else map(Path, glob.glob(str(top), recursive=True))
+    paths = [path for path in found if not path.is_dir()]
     root = Path(os.path.commonpath([path.parent for path in paths])) if paths else top
-    return root, sorted(path for path in paths if _is_visible(path, root))
+    return root, _readable(path for path in paths if _is_visible(path, root))
+
+
+def _readable(paths: Iterable[Path]) -> list[Path]:
+    """The files among these paths, sorted; a link to nothing would be text that is missing."""
+    ordered = sorted(paths)
+    if lost := [path for path in ordered if path.is_symlink() and not path.exists()]:
+        raise ConfigError(
+            f"data: {len(lost)} files are links to nothing, such as {lost[0]}; restore their text,"
+            " or take them out"
+        )
+    return [path for path in ordered if path.is_file()]
 
 
 def _walk(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
@@ -380,6 +396,9 @@ def _not_text(raw: bytes) -> tuple[str, str]:
     for mark, name in COMPRESSED.items():
         if raw.startswith(mark):
             return name, "decompress it"
+    for start, (name, fix) in POINTERS.items():
+        if raw.startswith(start):
+            return name, fix
     wide = next((name for mark, name in WIDE.items() if raw.startswith(mark)), "")
     nulls = [raw[k::2].count(0) for k in (0, 1)]  # Latin text in UTF-16 has one in each unit
     wide = wide or "UTF-16" * (min(nulls) == 0 and 4 * max(nulls) > len(raw))

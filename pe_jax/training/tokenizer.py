@@ -17,6 +17,8 @@ from pe_jax.validation import ConfigError, nearest
 
 _END = ("<|endoftext|>", "</s>", "<eos>", "[EOS]")  # the usual names of an end token, in this order
 
+_RARE = "\N{EGYPTIAN HIEROGLYPH A001}"  # in no vocabulary but by its bytes
+
 
 class Tokenizer(Protocol):
     """Interface of a tokenizer.
@@ -183,6 +185,17 @@ def _load_bpe(path: str) -> BPE:
             f"tokenizer='bpe:{path}': not a tokenizers JSON file ({reason}); "
             "make one with tokenizer.train_bpe"
         ) from None
+    if dropout := getattr(model.model, "dropout", None):
+        raise ConfigError(
+            f"tokenizer='bpe:{path}': encodes at random, also when evaluating; set its"
+            f" dropout={dropout:g} to null"
+        )
+    if not model.encode(_RARE, add_special_tokens=False).ids:
+        raise ConfigError(
+            f"tokenizer='bpe:{path}': leaves out characters that it has no token for, such as"
+            f" {_RARE!r}; give it an unk_token or byte_fallback, or make one with"
+            " tokenizer.train_bpe"
+        )
     model.no_truncation()
     model.no_padding()
     model.encode_special_tokens = True  # a document cannot forge an end of document

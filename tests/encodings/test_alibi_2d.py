@@ -1,11 +1,14 @@
 """ALiBi on two axes: the Euclidean distance times ALiBi's slopes."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings import alibi, alibi_2d
 from tests.encodings.common import LENGTH, NONE, check_attention
+from tests.util import assert_close
 
 PLACES = np.asarray(pos.grid(3, 4))[:LENGTH]
 
@@ -17,6 +20,13 @@ def test_scores_lose_the_slope_times_the_distance():
 def test_the_distance_is_that_of_a_straight_line_and_the_same_in_all_directions():
     distance = np.array([[3, 4], [-3, 4], [4, -3], [5, 0], [0, -5]])
     np.testing.assert_allclose(alibi_2d.bias(distance, 1), np.full((1, 5), -5 * 2**-8), rtol=1e-6)
+
+
+def test_the_gradient_of_positions_has_nothing_of_a_token_and_itself():
+    at = jnp.asarray([[0.0, 0.0], [3.0, 4.0]])
+    total = jax.grad(lambda at: alibi_2d.bias(at[:, None] - at[None], 2).sum())
+    slopes = float(alibi.slopes(2).sum())
+    assert_close(total(at), 2 * slopes * np.asarray([[0.6, 0.8], [-0.6, -0.8]]), 1e-6)
 
 
 def test_along_a_line_it_is_alibi_and_far_distances_do_not_overflow():

@@ -1,5 +1,8 @@
 """Positions on grids: row by row, in two conventions, resized, and of text, images and videos."""
 
+import itertools
+from fractions import Fraction
+
 import jax
 import numpy as np
 import pytest
@@ -50,6 +53,15 @@ def test_text_images_and_videos_follow_each_other_as_in_the_paper():
     np.testing.assert_array_equal(ours, text)
     assert pos.multimodal([]).shape == (0, 3)
     np.testing.assert_array_equal(pos.multimodal([(1, 2, 3)]), pos.multimodal([(2, 3)]))
+
+
+def test_frames_of_fractions_of_a_second_are_not_one_early():
+    """floor(n · rate · seconds) of the exact fractions, in whatever precision seconds are given."""
+    for rate, fps in itertools.product((2, 25), (3, 6, 12, 24, 30, 49)):
+        for kind in (np.float64, np.float32):
+            interval = float(rate * kind(2 / fps))
+            got = np.asarray(pos.multimodal([(60, 1, 1)], interval=interval))[:, 0]
+            assert got.tolist() == [int(Fraction(2 * rate * n, fps)) for n in range(60)]
 
 
 def test_frames_stand_where_their_seconds_are():

@@ -9,9 +9,11 @@ import textwrap
 from pathlib import Path
 
 import jax
+import matplotlib
 import pytest
 
 import pe_jax
+from experiments.reporting import plotting
 from experiments.running import help_text, launch
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
@@ -159,6 +161,21 @@ def test_figures_need_no_back_end():
     show = "import sys, os; sys.modules['ipykernel'] = os; import experiments; "
     show += "assert os.environ['MPLBACKEND'] == 'module://not.installed'"  # its own
     subprocess.run([sys.executable, "-c", show], cwd=ROOT, env=env, check=True)
+
+
+def test_figures_are_ours_whatever_a_users_settings(tmp_path):
+    @plotting.styled
+    def drawn() -> bytes:
+        figure, axes = plotting.canvas(3, 2, title="rope")
+        axes[0].plot([0, 1], [0, 1])
+        picture = plotting.Drawing("drawn", figure, ("x",), [], "")
+        plotting.picture(picture, tmp_path / "drawn.png")
+        return (tmp_path / "drawn.png").read_bytes()
+
+    plain = drawn()
+    for setting in ({"text.usetex": True}, {"axes.facecolor": "red"}, {"lines.linewidth": 9.0}):
+        with matplotlib.rc_context(setting):
+            assert drawn() == plain, setting
 
 
 def test_compiled_programs_are_kept_unless_jax_was_told_where(monkeypatch):

@@ -81,7 +81,7 @@ def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
 def test_runs_take_one_device_each_side_by_side_or_all_in_turn(tmp_path, monkeypatch, caplog):
     devices = jax.devices()[:4]
     monkeypatch.setattr(jax, "devices", lambda: devices)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(4)}, raising=False)
     monkeypatch.setattr(sharding, "make_mesh", MAKE_MESH)  # for `shared_programs` has one device
     with caplog.at_level("INFO", logger="absl"):
         each = shared(monkeypatch, tmp_path / "one")

@@ -39,6 +39,23 @@ def test_code_makes_a_commit_dirty_and_results_do_not(tmp_path):
     provenance.commit.cache_clear()
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_repository_around_a_download_is_not_its_own(tmp_path, monkeypatch):
+    download = tmp_path / "theirs" / "pe_jax-main"
+    (download / "pe_jax").mkdir(parents=True)
+    me = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
+    git = ["git", *me, "-C", str(tmp_path / "theirs")]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    provenance.commit.cache_clear()
+    assert provenance.commit(download) == "not a git checkout"
+    ours = provenance.commit()
+    provenance.commit.cache_clear()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "theirs" / ".git"))  # as in a hook
+    assert provenance.commit() == ours
+    provenance.commit.cache_clear()
+
+
 def test_what_measures_says_where_it_ran_and_what_is_not_installed(monkeypatch):
     monkeypatch.setattr("sys.argv", ["program", "--name=a b"])
     about = provenance.about("tools.program", ("jax", "no-such-package"))

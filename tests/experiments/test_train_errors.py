@@ -55,6 +55,14 @@ def test_a_run_with_other_settings_is_refused(config, monkeypatch, capsys, tmp_p
     assert end.value.code == 2 and "corpus=" in error and made in error
 
 
+# 128
+def test_a_run_continues_where_its_text_has_moved(config, monkeypatch, tmp_path):
+    stopped(config, monkeypatch, 2)
+    (tmp_path / "text").rename(tmp_path / "moved")
+    main(change(config, data=f"text:{tmp_path / 'moved'}/"), monkeypatch)
+    assert (tmp_path / "run" / "evaluation.json").exists()
+
+
 def test_a_run_with_another_tokenizer_of_the_same_name_is_refused(
     config, monkeypatch, capsys, tmp_path
 ):

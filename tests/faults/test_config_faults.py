@@ -1,13 +1,15 @@
 """Rows 1 to 16 and 28 at the command line: one line, exit status 2, and not a file is written."""
 
 import dataclasses
+import os
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 
 from experiments.programs import compare
-from experiments.running import launch
+from experiments.running import config_files, launch
 from experiments.running import training_loop as program
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
@@ -263,11 +265,47 @@ def test_a_config_is_replaced_and_never_changed(kind):
             setattr(changed, field, 1)
 
 
+def test_a_config_file_may_be_any_python(tmp_path):
+    """A dataclass under deferred annotations, a colon in its path, and its own KeyError."""
+    (tmp_path / "12:30").mkdir()
+    file = tmp_path / "12:30" / "mine.py"
+    lines = ["from __future__ import annotations", "import dataclasses"]
+    lines += ["from pe_jax.training.config import Config", "@dataclasses.dataclass", "class Mine:"]
+    lines += ["    steps: int = 7", "def get_config(part='x'):", "    return {'x': Config}[part]()"]
+    file.write_text("\n".join(lines))
+    assert config_files.load(str(file), Config).steps == Config().steps
+    with pytest.raises(ValueError, match="there is no part 'y'"):
+        config_files.load(f"{file}:y", Config)
+    file.write_text("import os\ndef get_config():\n    return os.environ['NO_SUCH_NAME']")
+    with pytest.raises(KeyError, match="NO_SUCH_NAME"):
+        config_files.load(str(file), Config)
+
+
 # 46
 def test_a_workdir_that_cannot_be_written_is_refused(command, capfd, tmp_path):
     (tmp_path / "file").write_text("")
     words = ("workdir=", "is not writable; choose another --config.workdir")
     refused(command, capfd, tmp_path, f"{SET}workdir={tmp_path / 'file' / 'run'}", words=words)
+
+
+# 127
+@pytest.mark.parametrize("name", ["lr[1]", "back\\slash", os.fsdecode(b"caf\xe9")])
+def test_a_workdir_whose_checkpoints_could_not_be_read_is_refused(command, capfd, tmp_path, name):
+    words = ("workdir=", "checkpoints cannot be read from a path with [")
+    refused(command, capfd, tmp_path, f"{SET}workdir={tmp_path / name}", words=words)
+
+
+# 127
+def test_a_workdir_below_a_link_to_nothing_is_refused(command, capfd, tmp_path):
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    words = ("workdir=", f"{tmp_path / 'runs'} is a link to nothing")
+    refused(command, capfd, tmp_path, f"{SET}workdir={tmp_path / 'runs' / 'a'}", words=words)
+
+
+def test_programs_without_a_compiler_are_refused(command, capfd, tmp_path):
+    with jax.disable_jit():
+        words = ("JAX_DISABLE_JIT", "unset it")
+        refused(command, capfd, tmp_path, f"{SET}workdir={tmp_path / 'run'}", words=words)
 
 
 # 79

@@ -5,11 +5,13 @@ import contextlib
 import gzip
 import itertools
 import lzma
+import os
 import re
 import shutil
 
 import numpy as np
 import pytest
+import tokenizers
 
 from pe_jax.training import corpus as corpora
 from pe_jax.training import data, tasks, tokenizer
@@ -110,6 +112,8 @@ NO_TEXT = {
     "a zip archive": b"PK\x03\x04" + b"text " * 99,
     "zstd": b"\x28\xb5\x2f\xfd" + b"text " * 99,
     "binary": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+    "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
+    "a pointer of git-annex": b"/annex/objects/SHA256E-s9--00.txt\n",
 }
 
 
@@ -256,6 +260,43 @@ def test_a_tokenizer_that_leaves_its_vocabulary_stops_training(tmp_path):
     corpus = data.load(novels(tmp_path))
     with fails("train document 0", "id 300 at index 3", "[0, 257)"):
         train(corpus, Broken())
+
+
+# 124
+def test_a_link_to_nothing_is_no_text_to_leave_out(tmp_path):
+    spec = write(tmp_path, {"a.txt": b"fine " * 9})
+    folder = spec.partition(":")[2]
+    os.symlink(tmp_path / "nowhere", f"{folder}/b.txt")
+    for pattern in (spec, f"{spec}/*.txt"):
+        with fails("1 files are links to nothing, such as", "b.txt; restore"):
+            data.load(pattern)
+
+
+# 125
+def test_a_tokenizer_that_is_random_or_leaves_out_characters_is_refused(tmp_path):
+    text, byte_level = "the fox, the fox, the box ", tokenizers.pre_tokenizers.ByteLevel
+
+    def trained(alphabet=(), **options):
+        model = tokenizers.Tokenizer(tokenizers.models.BPE(**options))
+        model.pre_tokenizer = (
+            byte_level(add_prefix_space=False)
+            if alphabet
+            else tokenizers.pre_tokenizers.Whitespace()
+        )
+        special = [options["unk_token"]] if "unk_token" in options else []
+        trainer = tokenizers.trainers.BpeTrainer(
+            initial_alphabet=[*alphabet], special_tokens=special, show_progress=False
+        )
+        model.train_from_iterator([text] * 9, trainer)
+        model.save(str(tmp_path / "mine.json"))
+        return tokenizer.get(f"bpe:{tmp_path}/mine.json")
+
+    with fails("encodes at random", "set its dropout=0.2 to null"):
+        trained(byte_level.alphabet(), dropout=0.2)
+    with fails("leaves out characters that it has no token for"):
+        trained()
+    assert len(trained(byte_level.alphabet()).encode("ßß".encode())) == 4
+    assert len(trained(unk_token="?").encode("ß fox".encode())) > 1
 
 
 def test_unknown_or_broken_tokenizers(tmp_path):

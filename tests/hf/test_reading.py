@@ -371,6 +371,33 @@ def test_a_type_without_settings_of_its_own_is_not_rotated():
     assert hf.pattern(hf.encodings(config)) == "rope@window=512*5,nope"
 
 
+@pytest.mark.parametrize("key", ["rope", "use_rope", "use_rotary", "use_rotary_embeddings"])
+def test_a_key_that_switches_the_rotation_off_is_not_passed_over(key):
+    config = {"model_type": "olmo", "hidden_size": 64, "num_attention_heads": 4}
+    config |= {"num_hidden_layers": 2, "max_position_embeddings": 64}
+    assert hf.encodings({**config, key: True}) == hf.encodings(config)
+    with pytest.raises(ValueError, match=f"{key}=False: not understood for 'olmo'"):
+        hf.encodings({**config, key: False})
+
+
+def test_an_encoder_that_is_told_to_be_causal_is_refused():
+    config = {"model_type": "nomic_bert", "hidden_size": 64, "num_attention_heads": 4}
+    config |= {"num_hidden_layers": 2, "causal": False}
+    assert not hf.encodings(config)[0].causal
+    with pytest.raises(ValueError, match="causal=True: this family's layers see later tokens"):
+        hf.encodings({**config, "causal": True})
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("qwen3_omni_moe", 13), ("qwen2_5_omni", 25)])
+def test_omni_models_say_the_rate_of_a_video_beside_their_text(kind, rate):
+    text = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2}
+    text |= {"model_type": f"{kind}_text", "rope_scaling": {"mrope_section": [4, 2, 2]}}
+    thinker = {"model_type": f"{kind}_thinker", "text_config": text, "vision_config": {"depth": 2}}
+    thinker["position_id_per_seconds"] = rate
+    for config in (thinker, {"model_type": kind, "thinker_config": thinker}):
+        assert hf.encodings(config)[0].tokens_per_second == rate
+
+
 def test_a_video_that_counts_seconds_is_read_and_written():
     """Qwen2.5-VL's rate stands in the vision config, and is one of the positions of the text."""
     text = {"hidden_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 2}

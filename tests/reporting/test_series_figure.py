@@ -104,6 +104,10 @@ def test_comparisons_that_differ_in_more_than_size_are_refused(sizes, fake):
         ConfigError, match=r"batch=16, and .* has 32: only sizes, or steps, may differ"
     ):
         series_figure.read([grown(other, 27), sizes[0]])
+    for field, value in (("positions", "randomized"), ("model", {"norm": "layer"})):
+        other = fake(NAMES, config={"length": 64, "batch": 32, field: value})
+        with pytest.raises(ConfigError, match=rf"{field}.*, and .* has .*: only sizes, or steps"):
+            series_figure.read([grown(other, 27), sizes[0]])
     with pytest.raises(ConfigError, match=r"120,400 parameters, as in .* another size"):
         series_figure.read([sizes[1], sizes[1], sizes[0]])
 

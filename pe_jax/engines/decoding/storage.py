@@ -5,6 +5,7 @@ B batch, S capacity, T new tokens, K key heads, H query heads, E width of keys, 
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -44,6 +45,22 @@ class Cache:
     def capacity(self) -> int:
         """How many tokens it can hold; in a ring, how many it keeps."""
         return self.k.shape[-2]
+
+
+def _write_ring(static: tuple) -> bytes:
+    return json.dumps([ring and dataclasses.astuple(ring) for ring in static]).encode()
+
+
+def _read_ring(text: bytes | bytearray) -> tuple:
+    return tuple(ring and RingBuffer(*ring) for ring in json.loads(text))
+
+
+jax.export.register_pytree_node_serialization(
+    Cache,
+    serialized_name="pe_jax.Cache",
+    serialize_auxdata=_write_ring,
+    deserialize_auxdata=_read_ring,
+)
 
 
 class Indices(NamedTuple):
@@ -190,7 +207,8 @@ def truncate(cache: Cache, length) -> Cache:
         same = now is not None and now == then
         fix = "make it without window=, which extend then takes"
         require(same, "truncate", length, f"a window's rows were written over; {fix}")
-    return dataclasses.replace(cache, length=length.astype(jnp.int32))
+    length = jnp.array(length, jnp.int32)  # a copy: a step may donate the cache
+    return dataclasses.replace(cache, length=length)
 
 
 def take(cache: Cache, rows) -> Cache:
@@ -212,7 +230,9 @@ def take(cache: Cache, rows) -> Cache:
         fits = known.min() >= 0 and known.max() < batch
         require(bool(fits), "rows", known.tolist(), f"the cache has rows 0 … {batch - 1}")
     arrays = {**kept(cache)._asdict(), "segments": cache.segments}  # not tables: heads lead
-    return dataclasses.replace(cache, **jax.tree.map(lambda x: jnp.take(x, rows, axis=0), arrays))
+    taken = jax.tree.map(lambda x: jnp.take(x, rows, axis=0), arrays)
+    shared = {"length": cache.length, "tables": cache.tables}  # copied: a step may donate either
+    return dataclasses.replace(cache, **taken, **jax.tree.map(jnp.copy, shared))
 
 
 def require_cache(cache: Any) -> None:
