@@ -173,6 +173,14 @@ def test_parameters_are_float32_and_the_same():
     util.assert_close(found, want, 0)
 
 
+def test_each_parameter_is_an_array_of_its_own():
+    """A step may donate them, and no buffer twice."""
+    dims = pe_jax.Dims(96, 4, 4, 24)
+    for name in pe_jax.ENCODINGS:
+        arrays = jax.tree.leaves(pe_jax.make(name).init(jax.random.key(0), dims))
+        assert len({id(x) for x in arrays}) == len(arrays), name
+
+
 @pytest.mark.parametrize("spec", tiny.SPECS.values(), ids=tiny.SPECS)
 def test_a_model_trains_and_generates(spec):
     config = tiny.config(spec, dropout=0.1)

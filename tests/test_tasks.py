@@ -108,6 +108,20 @@ def test_a_batch_is_the_same_for_the_same_key_alone():
     assert (first != other).any(0)[:4].all()
 
 
+def test_rows_are_the_same_under_64_bits():
+    for name in ("even_pairs", "modular_arithmetic"):
+        task = tasks.TASKS[name]
+        draws = (
+            lambda task=task: tasks.batch(task, jax.random.key(0), 4, 8, 8),
+            lambda task=task: tasks.train_rows(task, 0, np.arange(4), 17),
+            lambda task=task: task.digest,
+        )
+        for draw in draws:
+            want = draw()
+            with jax.enable_x64(True):
+                jax.tree.map(np.testing.assert_array_equal, draw(), want)
+
+
 @pytest.mark.parametrize(
     "name, low, high, words",
     [

@@ -188,6 +188,9 @@ def _start(main: Callable[[Any], None], arguments: Sequence[str], repeated: Sequ
 def overridden(config: Any, repeated: Sequence[str]) -> Any:
     """The config with the values of `--encoding`, or of flags that repeat."""
     if "encoding" in flags.FLAGS and flags.FLAGS.encoding is not None:
+        if "config.model.encoding" in flags.FLAGS:
+            both = f"encoding={flags.FLAGS.encoding!r} and config.model.encoding"
+            raise ConfigError(f"{both} are the same field; give one of them")
         model = dataclasses.replace(config.model, encoding=flags.FLAGS.encoding)
         return dataclasses.replace(config, model=model)
     values_of = {name: tuple(flags.FLAGS[name].value or ()) for name in repeated}

@@ -42,7 +42,7 @@ def _from(folder: Path, spec: str) -> str:
     """A spec of files, its relative path resolved from a folder if something exists there."""
     match = re.fullmatch(r"((?:passkeys:)?text:|(?:passkeys:)?tfds:[^:]+:|bpe:)(?!~)(.+)", spec)
     path = folder / match[2] if match else folder
-    return f"{match[1]}{path}" if match and glob.glob(str(path)) else spec
+    return f"{match[1]}{path}" if match and (path.exists() or glob.glob(str(path))) else spec
 
 
 def tokenizer_of(config: Config, saved: dict) -> tokenizer.Tokenizer:

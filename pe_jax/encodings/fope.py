@@ -5,8 +5,8 @@
 
 over the F frequencies that turn at least once in the training context, θ_i ≥ 2π/L, which the first
 F pairs have; pairs of lower frequencies do not turn. A and B begin as the identity plus noise and
-are not trained, as in the authors' code. Their gradient is 0 then, but weight decay would shrink them: leave
-them out of it.
+are not trained, as in the authors' code. Their gradient is 0 then, but weight decay would shrink
+them: leave them out of it.
 
 This is not a rotation: norms change, and a product depends on both positions, not on their distance
 alone. With A = B = 1 it is RoPE whose slow frequencies are 0 (`rope_scaling.ClippedRoPE`, `hard`).

@@ -47,9 +47,9 @@ class TransformerXL(Encoding):
     def init_layer(self, key, dims):
         """u, v [H, E], zero at first; W_R [H, D, E]."""
         shape = (dims.heads, dims.width, dims.head_dim)
-        zeros = jnp.zeros((dims.heads, dims.head_dim), jnp.float32)
+        u, v = (jnp.zeros((dims.heads, dims.head_dim), jnp.float32) for _ in range(2))
         w_r = dims.width**-0.5 * jax.random.normal(key, shape, jnp.float32)
-        return {"u": zeros, "v": zeros, "w_r": w_r}
+        return {"u": u, "v": v, "w_r": w_r}
 
     def terms(self, params, dims):
         layer = params.layer

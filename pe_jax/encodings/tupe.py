@@ -79,8 +79,9 @@ class TUPE(Encoding):
             "u_q": dims.width**-0.5 * draw(keys[1], *shape),
             "u_k": dims.width**-0.5 * draw(keys[2], *shape),
         }
-        zeros = jnp.zeros(dims.heads, jnp.float32)
-        return arrays | ({"first": zeros, "to_first": zeros} if self.reset else {})
+        # an array each: a step may donate them
+        resets = ("first", "to_first") if self.reset else ()
+        return arrays | {name: jnp.zeros(dims.heads, jnp.float32) for name in resets}
 
     def terms(self, params, dims):
         width = 2 * (dims.head_dim + 2 * self.reset)

@@ -118,7 +118,8 @@ def attention(
 
     Returns:
       [*B, T, H, F] in v's dtype; zeros for a query that sees nothing. With `return_lse` also
-      float32 [*B, T, H], -1e30 for such a query. Both have gradients (of first order in tiles).
+      float32 [*B, T, H], -1e30 for such a query (with a sink, its logit). Both have gradients (of
+      first order in tiles).
 
     Raises:
       ValueError: shapes, positions, segments or parameters that do not fit or are missing; a call

@@ -1,6 +1,8 @@
 """Broadcasting and indexing that work under any of JAX's settings and meshes."""
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,19 @@ from jax.sharding import AxisType, PartitionSpec
 
 from pe_jax.validation import require, shown
 
+F = TypeVar("F", bound=Callable)
 FEW_ROWS = 256  # of a table that a TPU multiplies, at more than one axis of indices
+
+
+def in_32_bits(function: F) -> F:
+    """The function with JAX's usual 32-bit types: with `jax_enable_x64` it would draw others."""
+
+    @functools.wraps(function)
+    def call(*args, **options):
+        with jax.enable_x64(False):
+            return function(*args, **options)
+
+    return call  # pyright: ignore[reportReturnType]
 
 
 def require_array(name: str, x: Any, least: int = 0) -> None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.numerics.arrays import in_32_bits
 from pe_jax.validation import ConfigError
 
 CLASSES = 10
@@ -34,6 +35,7 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(pixels, np.float32).reshape(-1, 8, 8) / GREYS, np.asarray(labels, np.int32)
 
 
+@in_32_bits
 @functools.partial(jax.jit, static_argnames=("count", "side", "zoom", "split"))
 def draw(
     key: jax.Array, count: int, side: int, zoom: float = 1.0, split: str = "train"

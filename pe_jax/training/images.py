@@ -20,6 +20,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from pe_jax.numerics.arrays import in_32_bits
 from pe_jax.validation import ConfigError
 
 CLASSES = 8  # right, below, left, above when near; the same when far
@@ -37,6 +38,7 @@ NOISE = 0.3
 MIN_SIDE = 24
 
 
+@in_32_bits
 @functools.partial(jax.jit, static_argnames=("count", "side", "zoom", "split"))
 def draw(
     key: jax.Array, count: int, side: int, zoom: float = 1.0, split: str = "train"

@@ -75,6 +75,16 @@ def test_no_patch_shows_both_discs(kind):
     assert not both.any()
 
 
+@pytest.mark.parametrize("kind", [images, digits])
+def test_images_are_the_same_under_64_bits(kind):
+    want = kind.draw(jax.random.key(0), count=3, side=32)
+    with jax.enable_x64(True):
+        found = kind.draw(jax.random.key(0), count=3, side=32)
+    for x, y in zip(found, want, strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
+
 def test_a_view_without_room_is_refused():
     with pytest.raises(ValueError, match="side=32, zoom=2.0: pass side/zoom of at least 24"):
         images.draw(jax.random.key(0), 1, 32, 2.0)

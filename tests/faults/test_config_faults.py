@@ -302,6 +302,12 @@ def test_a_workdir_below_a_link_to_nothing_is_refused(command, capfd, tmp_path):
     refused(command, capfd, tmp_path, f"{SET}workdir={tmp_path / 'runs' / 'a'}", words=words)
 
 
+def test_an_encoding_is_given_once(command, capfd, tmp_path):
+    words = ("encoding='alibi' and config.model.encoding", "give one of them")
+    arguments = f"{SET}workdir={tmp_path / 'run'}", f"{SET}model.encoding=nope", "--encoding=alibi"
+    refused(command, capfd, tmp_path, *arguments, words=words)
+
+
 def test_programs_without_a_compiler_are_refused(command, capfd, tmp_path):
     with jax.disable_jit():
         words = ("JAX_DISABLE_JIT", "unset it")

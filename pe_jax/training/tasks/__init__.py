@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.numerics.arrays import in_32_bits
 from pe_jax.training.tasks import (
     arithmetic,
     automata,
@@ -170,6 +171,7 @@ TASKS = {task.short: task for task in _ALL}
 VOCAB = max(task.vocab for task in _ALL if not task.in_place)
 
 
+@in_32_bits
 @functools.partial(jax.jit, static_argnames=("task", "count", "low", "high", "causal"))
 def batch(
     task: Task, key: jax.Array, count: int, low: int, high: int, causal: bool = False
@@ -211,6 +213,7 @@ def batch(
     return jax.vmap(row)(jax.random.split(key, count))
 
 
+@in_32_bits
 @functools.partial(jax.jit, static_argnames=("task", "stream", "low", "high", "width"))
 def _decoder_rows(task: Task, stream: int, seed, index, low: int, high: int, width: int):
     def row(index):  # in two halves: there may be more than 2**32 rows

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 
+from pe_jax.numerics.arrays import in_32_bits
 from pe_jax.validation import ConfigError
 
 PAD, BOS, SEP, EOS = range(4)
@@ -129,6 +130,7 @@ class Task:
         return self.longest is None or self.decoded(self.longest) >= width
 
     @property
+    @in_32_bits
     def digest(self) -> str:
         """SHA-256 of a few rows of both layouts: it changes when the generator changes."""
         longest = max(self.shortest, min(self.longest or 24, 24))
