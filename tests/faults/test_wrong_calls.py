@@ -278,7 +278,7 @@ HUGGING_FACE: Calls = [
     *((lambda x=x: hf.encodings(x), "config=", "its dict") for x in (None, "llama", [LLAMA], b"")),
     *((read(hidden_size=x), "hidden_size=") for x in (0, "64", 6.4, True)),
     (read(num_hidden_layers=10**9), "num_hidden_layers=1000000000: pass at most 10000"),
-    *((read(rope_theta=x), "base=") for x in (0, 1, "1e4", np.nan, np.inf, [1e4])),
+    *((read(rope_theta=x), "rope_theta=") for x in (0, 1, "1e4", np.nan, np.inf, [1e4])),
     *((read(partial_rotary_factor=x), "partial_rotary_factor=") for x in (-0.5, 1.5, "0.5", [1])),
     (read(rope_scaling=TWO_TYPES), "rope_type='yarn': type='linear' is another; keep one"),
     (read(rope_scaling={"type": "linear", "factor": "2"}), "factor='2': pass a number above 0"),

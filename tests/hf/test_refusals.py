@@ -28,7 +28,8 @@ WRONG = [  # config, words of the error
     ({"model_type": "llama"}, ["num_hidden_layers is missing", "'llama'"]),
     ({**LLAMA31, "num_hidden_layers": "4"}, ["num_hidden_layers='4'", "integer"]),
     ({**LLAMA31, "num_attention_heads": 7}, ["num_attention_heads=7", "4096"]),
-    ({**LLAMA31, "rope_theta": -1}, ["base=-1"]),
+    ({**LLAMA31, "rope_theta": -1}, ["rope_theta=-1"]),
+    ({**LLAMA31, "rope_theta": "10000.0"}, ["rope_theta='10000.0'", "pass a number above 1"]),
     (
         {**LLAMA31, "alibi": True},
         ["alibi=True", "not understood for 'llama'", "nearest scheme: alibi"],

@@ -201,7 +201,7 @@ REFUSED = [
     ({"partial_rotary_factor": 0.8}, {}, ("partial_rotary_factor=0.8", "51 of 64", "even")),
     ({"partial_rotary_factor": 1.5}, {}, ("partial_rotary_factor=1.5",)),
     ({}, {"head_dim": 7}, ("head_dim=7", "even")),
-    ({"rope_theta": 1}, {}, ("base=1: pass a number above 1",)),
+    ({"rope_theta": 1}, {}, ("rope_theta=1: pass a number above 1",)),
     (
         {"type": "longrope", **LISTS, "original_max_position_embeddings": 9},
         {"head_dim": 32, "max_position_embeddings": 18},

@@ -128,6 +128,7 @@ def read(
     _check_keys(settings, name)
 
     base = _first(settings.get("rope_theta"), rope_theta, 1e4)
+    require(is_real(base) and base > 1, "rope_theta", base, "pass a number above 1")
     partial = _first(settings.get("partial_rotary_factor"), partial_rotary_factor, 1.0)
     key = "max_position_embeddings"
     longest = _first(max_position_embeddings, settings.get(key))
