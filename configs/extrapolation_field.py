@@ -4,16 +4,16 @@
       --config.data=text:novels
 
 25M_six, bytes, 512 tokens tested to 4,096, three seeds of 550 steps of 16,384 bytes: six minutes on
-an H200, where six threads compiled side by side; here one scheme is trained after the other.
-Expect T5 first at 512 and all but NoPE below RoPE at 4,096 (docs/results/larger.md).
+an H200, where six threads compiled side by side; one scheme after the other, not timed. Expect T5's
+mean first, and at 4,096 NoPE alone above RoPE (docs/results/larger.md).
 
     python -m experiments.compare --config=configs/extrapolation_field.py:25M \
       --config.data=text:novels
 
-25M, 24 schemes, tested to 8,192, five seeds of 5,000 steps of 32,768 bytes: not run. At the 1.4
-million tokens per second of 25M_six, two minutes per run; 10 GiB with the states of all schemes,
-which are timed in turn at the end. Look for the paper's order: sinusoidal positions fail first,
-then RoPE, then T5; ALiBi holds, and under a sliding window gains nothing from distant text.
+25M, 24 schemes, tested to 8,192, five seeds of 5,000 steps of 32,768 bytes: not run. Estimated from
+25M_six: two to three minutes per run, twenty for Transformer-XL; 12 GiB with the states of all
+schemes, which are timed in turn at the end. Look for the paper's order: sinusoidal positions fail
+first, then RoPE, then T5; ALiBi holds, and under a sliding window gains nothing from distant text.
 
     python -m experiments.compare --config=configs/extrapolation_field.py:247M \
       --encodings=sinusoidal --encodings=rope --encodings=t5 --encodings=alibi \

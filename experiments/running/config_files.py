@@ -5,9 +5,9 @@ import functools
 import importlib.util
 import inspect
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError, nearest
@@ -20,14 +20,16 @@ def load(source: str, kind: type) -> Any:
       ConfigError: there is no such file, it has no `get_config` or none for the argument, or its
         config is not a `kind`.
     """
-    path, *argument = [source] if Path(source).is_file() else source.rsplit(":", 1)
+    path, *argument = [source] if Path(source).is_file() else source.split(":", 1)
+    if argument and not local("--config", path).is_file():  # its folder may have a colon
+        path, *argument = source.rsplit(":", 1)
     path = str(local("--config", path))
     spec = importlib.util.spec_from_file_location("config_file", path)
     if not Path(path).is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"--config={source}: {_missing(path)}")
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {spec.name: module}):  # dataclasses look there
-        spec.loader.exec_module(module)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
     if not callable(getattr(module, "get_config", None)):
         raise ConfigError(f"--config={source}: the file has no get_config(); see configs/train.py")
     try:
@@ -38,7 +40,8 @@ def load(source: str, kind: type) -> Any:
     try:
         config = module.get_config(*argument)
     except KeyError as error:
-        if [*error.args] != argument:  # of the file's own
+        where = traceback.extract_tb(error.__traceback__)[-1].filename
+        if not argument or where != path:  # of something else, such as os.environ
             raise
         text = f"there is no part {error}; the file's docstring has them"
         raise ConfigError(f"--config={source}: {text}") from error

@@ -303,10 +303,10 @@ def check_writable(folder: Path) -> None:
     orbax writes nothing below one that is not UTF-8.
     """
     name = str(folder)
-    if {"[", "\\"} & {*name} or name.encode(errors="replace").decode() != name:
+    if re.search(r"\[.*\]|\\", name) or name.encode(errors="replace").decode() != name:
         raise OSError(
-            f"workdir={name!r}: checkpoints cannot be read from a path with [, a backslash or bytes"
-            " that are not UTF-8; choose another --config.workdir"
+            f"workdir={name!r}: checkpoints cannot be read from a path with [], a backslash or"
+            " bytes that are not UTF-8; choose another --config.workdir"
         )
     if lost := [p for p in (folder, *folder.parents) if os.path.islink(p) and _missing(p)]:
         raise OSError(f"workdir={name!r}: {lost[0]} is a link to nothing; is its disk mounted?")

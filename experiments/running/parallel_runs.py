@@ -67,7 +67,7 @@ def run_meshes(config: Sweep) -> list[Mesh]:
 
 
 def _cores() -> int:
-    """How many cores this process may use, as under taskset, SLURM or in a container."""
+    """How many cores this process may use, as under taskset, SLURM or in a container's cpuset."""
     allowed = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))  # Linux
     return len(allowed(0))
 

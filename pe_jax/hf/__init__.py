@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pe_jax.encodings.base import Params
-from pe_jax.hf import parents, weights
+from pe_jax.hf import parents, rotary_keys, weights
 from pe_jax.hf.families import FAMILIES, NEAREST
 from pe_jax.hf.keys import LAYERS, Keys
 from pe_jax.hf.layers import Family, LayerEncoding, checked, pattern
@@ -159,6 +159,8 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     told = config.get("causal") is True and "causal" not in keys.known
     fix = "this family's layers see later tokens; its code on the Hub may read the key"
     require(not told or any(layer.causal for layer in layers), "causal", True, fix)
+    if any(rotary_keys.rope_of(layer) is not None for layer in layers):
+        keys.refuse_off()
     keys.check_rest()
     layers = layers if causal else map(_both_ways, layers)
     if also and also[0]:

@@ -30,10 +30,12 @@ OTHERS = re.compile(r"(mamba|linear|mtp|moe|ssm|indexer?|sparse)_")  # of other 
 PLAIN = {  # values that change nothing
     "position_embedding_type": ("absolute",),
     "scale_attn_weights": (True,),
-    **dict.fromkeys(("rope", "rotary", "use_rope", "use_rotary"), (True,)),
-    **dict.fromkeys(("use_rotary_pos_emb", "use_rotary_embeddings"), (True,)),
-    "use_rotary_position_embeddings": (True,),
+    "rotary": (True,),
+    "use_rotary_pos_emb": (True,),
 }
+SWITCHES = ("rope", "use_rope", "use_rotary", "use_rotary_embeddings")
+SWITCHES += ("use_rotary_position_embeddings",)  # of the rotation, in code on the Hub
+PLAIN |= dict.fromkeys(SWITCHES, (True, False))  # see `refuse_off`
 OURS = {  # the nearest scheme of ours, by words in the key
     r"alibi|bias_max": "alibi",
     r"rope|rotary": "rope",
@@ -158,6 +160,12 @@ class Keys:
         value, most = self.integer(*(names or LAYERS), default=default, low=low), 10_000
         require(value <= most, self._name(names or LAYERS), value, f"pass at most {most}")
         return value
+
+    def refuse_off(self) -> None:
+        """Raises ValueError where an unread key switches a rotation off that was read."""
+        for key in SWITCHES:
+            off = self.config.get(key) is False and key not in self.known
+            require(not off, key, False, f"not understood for {self.model_type!r}, which rotates")
 
     def check_rest(self) -> None:
         """Raises ValueError for the first unread key whose name concerns positions."""

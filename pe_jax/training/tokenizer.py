@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 import tokenizers
+from absl import logging
 
 from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError, nearest
@@ -87,7 +88,11 @@ class BPE:
         Raises:
           ConfigError: The document is not UTF-8 (with the byte offset).
         """
-        ids = self.model.encode(utf8(document), add_special_tokens=False).ids
+        text = utf8(document)
+        try:
+            ids = self.model.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises a bare Exception
+            raise ConfigError(f"tokenizer {self.name}: {error}") from None
         return np.asarray(ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -171,6 +176,15 @@ def check_ids(ids: Iterable[int], vocab: int) -> np.ndarray:
     return ids
 
 
+def _leaves_out(model: tokenizers.Tokenizer) -> bool:
+    """Whether a character without a token is left out, silently."""
+    try:
+        return not model.encode(_RARE, add_special_tokens=False).ids
+    except Exception as error:  # the library raises a bare Exception: such a model is not silent
+        logging.info("tokenizer: a character without a token is an error (%s)", error)
+        return False
+
+
 def _load_bpe(path: str) -> BPE:
     path = str(local("tokenizer", path))
     if not Path(path).is_file():
@@ -190,15 +204,16 @@ def _load_bpe(path: str) -> BPE:
             f"tokenizer='bpe:{path}': encodes at random, also when evaluating; set its"
             f" dropout={dropout:g} to null"
         )
-    if not model.encode(_RARE, add_special_tokens=False).ids:
-        raise ConfigError(
-            f"tokenizer='bpe:{path}': leaves out characters that it has no token for, such as"
-            f" {_RARE!r}; give it an unk_token or byte_fallback, or make one with"
-            " tokenizer.train_bpe"
-        )
     model.no_truncation()
     model.no_padding()
     model.encode_special_tokens = True  # a document cannot forge an end of document
+    if _leaves_out(model):
+        logging.warning(
+            "tokenizer='bpe:%s' leaves out characters that it has no token for, such as %r: text"
+            " that has some is shorter. An unk_token or byte_fallback keeps them",
+            path,
+            _RARE,
+        )
     last = max(model.get_vocab().values(), default=-1)
     end_ids = [model.token_to_id(token) for token in _END]
     eos = next((token for token in end_ids if token is not None), last + 1)

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import sys
 
 import jax
 import numpy as np
@@ -270,10 +271,12 @@ def test_a_config_file_may_be_any_python(tmp_path):
     (tmp_path / "12:30").mkdir()
     file = tmp_path / "12:30" / "mine.py"
     lines = ["from __future__ import annotations", "import dataclasses"]
+    lines += ["import colorsys  # which nothing has imported"]
     lines += ["from pe_jax.training.config import Config", "@dataclasses.dataclass", "class Mine:"]
     lines += ["    steps: int = 7", "def get_config(part='x'):", "    return {'x': Config}[part]()"]
     file.write_text("\n".join(lines))
     assert config_files.load(str(file), Config).steps == Config().steps
+    assert "colorsys" in sys.modules
     with pytest.raises(ValueError, match="there is no part 'y'"):
         config_files.load(f"{file}:y", Config)
     file.write_text("import os\ndef get_config():\n    return os.environ['NO_SUCH_NAME']")
