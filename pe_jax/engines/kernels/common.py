@@ -231,13 +231,13 @@ def stock_is_faster(
 ) -> bool:
     """Whether a stock kernel is chosen over ours.
 
-    It is where nothing is added: on an H200 training with cuDNN took 0.84 to 0.89 of our kernels'
-    time. Biases of keys must fit beside q in the channels that the kernel computes anyway,
-    multiples of `lanes` (ALiBi in heads of 64, which do not, took 1.2 to 1.7 times as long in cuDNN as in our kernels);
-    our kernels must not skip much; and learned biases are left to ours in half precision. Their
-    gradient is a sum over tokens, most of which cancels: with the sums of columns in bfloat16,
-    FoX's weights got theirs with an error of 2 % at 512 tokens and of 5 % at 2,048, with ours of
-    0.2 %.
+    It is where nothing is added: on an H200 training with cuDNN took 0.84 to 0.89 of our
+    kernels' time. Biases of keys must fit beside q in the channels that the kernel computes
+    anyway, multiples of `lanes` (ALiBi in heads of 64, which do not, took 1.2 to 1.7 times as
+    long in cuDNN as in our kernels); our kernels must not skip much; and learned biases are
+    left to ours in half precision. Their gradient is a sum over tokens, most of which cancels:
+    with the sums of columns in bfloat16, FoX's weights got theirs with an error of 2 % at 512
+    tokens and of 5 % at 2,048, with ours of 0.2 %.
     """
     of_keys, width = [term for term in terms if term.of_keys], q.x.shape[-1]
     if not of_keys:
