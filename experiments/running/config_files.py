@@ -40,8 +40,8 @@ def load(source: str, kind: type) -> Any:
     try:
         config = module.get_config(*argument)
     except KeyError as error:
-        where = traceback.extract_tb(error.__traceback__)[-1].filename
-        if not argument or where != path:  # of something else, such as os.environ
+        where = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if not argument or where != Path(path).absolute():  # of something else, as os.environ
             raise
         text = f"there is no part {error}; the file's docstring has them"
         raise ConfigError(f"--config={source}: {text}") from error
