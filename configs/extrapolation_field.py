@@ -70,8 +70,6 @@ ENCODINGS = (
     "fire",
     "sandwich",
 )
-
-
 SIX = ("nope", "rope", "alibi", "t5", "fox", "rope@window=128*3,nope")
 
 

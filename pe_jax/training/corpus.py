@@ -280,8 +280,8 @@ def _list_files(top: Path) -> tuple[Path, list[Path]]:
     """The folder that names are relative to, and the files of a folder or glob, sorted."""
     if top.is_dir():
         return top, _readable(_walk(top))
-    found = [top] if top.is_file() else map(Path, glob.glob(str(top), recursive=True))
-    paths = [path for path in found if not path.is_dir()]
+    matches = [top] if top.is_file() else map(Path, glob.glob(str(top), recursive=True))
+    paths = [path for path in matches if not path.is_dir()]
     root = Path(os.path.commonpath([path.parent for path in paths])) if paths else top
     return root, _readable(path for path in paths if _is_visible(path, root))
 

@@ -17,7 +17,6 @@ from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError, nearest
 
 _END = ("<|endoftext|>", "</s>", "<eos>", "[EOS]")  # the usual names of an end token, in this order
-
 _RARE = "\N{EGYPTIAN HIEROGLYPH A001}"  # in no vocabulary but by its bytes
 
 
