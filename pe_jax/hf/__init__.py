@@ -159,8 +159,7 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     told = config.get("causal") is True and "causal" not in keys.known
     fix = "this family's layers see later tokens; its code on the Hub may read the key"
     require(not told or any(layer.causal for layer in layers), "causal", True, fix)
-    if any(rotary_keys.rope_of(layer) is not None for layer in layers):
-        keys.refuse_off()
+    keys.check_switches(any(rotary_keys.rope_of(layer) is not None for layer in layers))
     keys.check_rest()
     layers = layers if causal else map(_both_ways, layers)
     if also and also[0]:

@@ -35,7 +35,7 @@ PLAIN = {  # values that change nothing
 }
 SWITCHES = ("rope", "use_rope", "use_rotary", "use_rotary_embeddings")
 SWITCHES += ("use_rotary_position_embeddings",)  # of the rotation, in code on the Hub
-PLAIN |= dict.fromkeys(SWITCHES, (True, False))  # see `refuse_off`
+PLAIN |= dict.fromkeys(SWITCHES, (True, False))  # see `check_switches`
 OURS = {  # the nearest scheme of ours, by words in the key
     r"alibi|bias_max": "alibi",
     r"rope|rotary": "rope",
@@ -161,11 +161,12 @@ class Keys:
         require(value <= most, self._name(names or LAYERS), value, f"pass at most {most}")
         return value
 
-    def refuse_off(self) -> None:
-        """Raises ValueError where an unread key switches a rotation off that was read."""
-        for key in SWITCHES:
-            off = self.config.get(key) is False and key not in self.known
-            require(not off, key, False, f"not understood for {self.model_type!r}, which rotates")
+    def check_switches(self, rotates: bool) -> None:
+        """Raises ValueError where an unread key says that RoPE is on or off, and it is not."""
+        for key in sorted({*SWITCHES} - self.known):
+            value, does = self.config.get(key), "rotates" if rotates else "does not rotate"
+            same = not isinstance(value, bool) or value is rotates
+            require(same, key, value, f"not understood for {self.model_type!r}, which {does}")
 
     def check_rest(self) -> None:
         """Raises ValueError for the first unread key whose name concerns positions."""

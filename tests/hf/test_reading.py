@@ -380,6 +380,8 @@ def test_a_key_that_switches_the_rotation_off_is_not_passed_over(key):
         hf.encodings({**config, key: False})
     unrotated = {**config, "model_type": "bloom", "n_layer": 2, "n_head": 4}
     assert hf.encodings({**unrotated, key: False}) == hf.encodings(unrotated)
+    with pytest.raises(ValueError, match=f"{key}=True: not understood for 'bloom'"):
+        hf.encodings({**unrotated, key: True})
 
 
 def test_an_encoder_that_is_told_to_be_causal_is_refused():
