@@ -172,7 +172,7 @@ def test_a_step_may_donate_a_copy():
     case = next(c for c in CAUSAL if c.name.startswith("t5"))  # which has a table
     donating = jax.jit(functools.partial(extend, case), donate_argnums=0)
     held = extender(case)(past(case), util.inputs(6))[1]
-    more, count = [x[:, :1] for x in util.inputs(6)], jnp.asarray(4)
+    more, count = [x[:, :1] for x in util.inputs(6)], jnp.asarray(4, jnp.int32)
     for _ in range(2):  # requests that share a prefix
         donating(cache.take(held, [0, 1]), more)
     assert int(held.length) == 6
