@@ -26,12 +26,15 @@ def read(workdir: Path, field: str = "workdir") -> tuple[Config, dict]:
     Relative paths of its data and its tokenizer are those of the folder where it was trained.
 
     Raises:
-      ConfigError: there is no run.
+      ConfigError: there is no run, or there are many.
     """
     path = workdir / "config.json"
     if not path.exists():
         raise ConfigError(MISSING.format(field, str(workdir), "config.json"))
     saved = json.loads(path.read_text())
+    if "encodings" in saved:  # the config.json of experiments.tasks and experiments.images
+        fix = "holds a sweep; pass the workdir of experiments.train, or of one of compare's runs"
+        raise ConfigError(f"{field}={str(workdir)!r} {fix}")
     config = from_json(Config, saved)
     folder = Path(saved.get("folder", ""))
     sources = _from(folder, config.data), _from(folder, config.tokenizer)

@@ -383,12 +383,14 @@ class Rotary(Family):
             original = keys.get("original_max_position_embeddings", default=self.original)
         else:
             original = keys.get("original_max_position_embeddings")
+        scaled = fields.get("rope_type", fields.get("type", "default")) != "default"
+        names = ("max_position_embeddings", "n_positions") if scaled else ()  # else they may differ
         rope = rope_scaling.from_hf(
             fields,
             head_dim=head_dim,
             rope_theta=base,
             partial_rotary_factor=partial,
-            max_position_embeddings=keys.get("max_position_embeddings", "n_positions"),
+            max_position_embeddings=keys.get(*names),
             original_max_position_embeddings=original,
         )
         rope = dataclasses.replace(rope, layout=self.layout)

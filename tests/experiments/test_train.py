@@ -19,9 +19,11 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from experiments import generate
 from experiments.running import in_flight, profiler, signals, trained_run
 from experiments.running import training_loop as program
+from experiments.running.configs.tasks import TasksConfig
 from pe_jax.training import tokenizer, utilization
 from pe_jax.training.config import Config
 from pe_jax.training.step import Trainer
+from pe_jax.validation import ConfigError
 from tests.experiments.tiny_run import (
     losses,
     main,
@@ -262,6 +264,12 @@ def test_generate_finds_the_tokenizer_from_any_folder_and_refuses_another(
     os.remove(tmp_path / "bpe.json")
     with pytest.raises(ValueError, match="bpe:bpe.json': no such file"):
         make()
+
+
+def test_the_folder_of_a_sweep_is_not_a_run(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(TasksConfig())))
+    with pytest.raises(ConfigError, match="holds a sweep; pass the workdir of experiments.train"):
+        generate.text(tmp_path, "a", 2, 0.0, 0, 0)
 
 
 @pytest.mark.parametrize("spec", ["text:a", "text:a/*.txt", "passkeys:text:a", "tfds:x:a", "bpe:a"])

@@ -384,6 +384,18 @@ def test_a_key_that_switches_the_rotation_off_is_not_passed_over(key):
         hf.encodings({**unrotated, key: True})
 
 
+def test_two_lengths_may_differ_where_no_scaling_uses_them():
+    """nomic-embed-text-v1.5: it was trained at 2,048 and is served to 8,192 (vLLM's PR 41277)."""
+    config = {"model_type": "nomic_bert", "n_embd": 768, "n_head": 12, "n_layer": 2}
+    config |= {"n_positions": 8192, "max_trained_positions": 2048, "rotary_scaling_factor": None}
+    config |= {"rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "causal": False}
+    layers = hf.encodings({**config, "max_position_embeddings": 2048})
+    assert layers == hf.encodings(config) and layers[0].encoding == pe_jax.make("rope", base=1000)
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
+    with pytest.raises(ValueError, match="=2048 and n_positions=8192 differ"):
+        hf.encodings({**config, "max_position_embeddings": 2048, "rope_parameters": dynamic})
+
+
 def test_an_encoder_that_is_told_to_be_causal_is_refused():
     config = {"model_type": "nomic_bert", "hidden_size": 64, "num_attention_heads": 4}
     config |= {"num_hidden_layers": 2, "causal": False}
