@@ -11,9 +11,8 @@ order; for each size and scheme two learning rates, for T5 each with two multipl
 runs of full length, and neighbours of the best while it lies at an edge. Five seeds, of 3M three,
 and there also FoX and RNoPE-SWA's pattern, the best of configs/released.py. On two CPU cores with
 AVX-512 a quarter of an hour, half an hour, an hour, and for 3M more than four, in several sittings
-if need be: the same command continues. 3M is not finished.
-Expect T5, RoPE, ALiBi and NoPE in this order at 128, and at 1,024 RoPE behind ALiBi, and in the
-two smaller models behind NoPE (docs/results/size.md).
+if need be: the same command continues. Expect T5, RoPE, ALiBi and NoPE in this order at 128, and at
+1,024 RoPE behind ALiBi, and in the two smaller models behind NoPE (docs/results/size.md).
 """
 
 from experiments.running.configs.compare import CompareConfig

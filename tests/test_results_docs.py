@@ -23,7 +23,8 @@ TITLES = {
     "field_2026": "7 of 10 schemes end 0.19 to 0.90 nats below rope at 512 tokens",
     "compare": "6 of 9 schemes end 0.60 to 0.95 nats below rope at 512 tokens;"
     " rope loses its lead over nope and sinusoidal",
-    "sizes": "nope and alibi above at 128 tokens; t5 and alibi below at 1,024 tokens (95 %)",
+    "sizes": "t5 below, nope above at 128 tokens; t5 and alibi below, nope on both sides at 1,024"
+    " tokens (95 %)",
     "steps": "nope, sinusoidal and alibi above at 128 tokens; 6 of 7 schemes below at 1,024 tokens"
     " (95 %)",
 }
