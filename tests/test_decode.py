@@ -148,7 +148,7 @@ def test_a_step_makes_nothing_as_large_as_the_keys(case):
     made = re.findall(r":f32\[([\d,]+)\] = (\w+)", program)
     assert (f"{B},{H},1,{S}", "exp") in made
     large = {name for shape, name in made if np.prod(eval(f"[{shape}]")) >= B * K * S * E}
-    assert large - {"cond", "while"} == {"dynamic_update_slice"}
+    assert large - {"cond", "while", "jit"} == {"dynamic_update_slice"}  # what these hold counts
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA for CPU")

@@ -22,6 +22,7 @@ from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
 from tests import tiny
+from tests.engine_calls import equations
 from tests.test_tpu_kernels import lowered
 from tools import compile_tpu, hlo, tpu_slice
 
@@ -104,8 +105,8 @@ ENTRY %main (p.2: f32[8]) -> f32[8] {
     named = text.replace("metadata={}", 'metadata={op_name="jit(f)/only_if_broken/cond"}')
     assert hlo.summarize(named).cycles == 0
     q = jnp.ones((1, 64, 2, 8))
-    equations = jax.make_jaxpr(lambda q: pe_jax.attention(q, q, q))(q).jaxpr.eqns
-    scopes = [str(e.source_info.name_stack) for e in equations if e.primitive.name == "cond"]
+    program = jax.make_jaxpr(lambda q: pe_jax.attention(q, q, q))(q).jaxpr
+    scopes = [str(e.source_info.name_stack) for e in equations(program, "cond")]
     assert scopes and all(RARE in scope for scope in scopes)
 
 

@@ -23,6 +23,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, PartitionSpec
 
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
@@ -61,6 +62,12 @@ def _wave(angles: jax.Array) -> jax.Array:
     return jax.lax.complex(jnp.cos(angles), jnp.sin(angles))
 
 
+def _sin_over(x: jax.Array) -> jax.Array:
+    """sin(x) / x, 1 at 0: jnp.sinc of jax 0.12 raises in a shard_map where x varies."""
+    zero = x == 0
+    return jnp.where(zero, 1.0, jnp.sin(x) / jnp.where(zero, 1.0, x))
+
+
 def _exponential(angles: jax.Array, vectors: jax.Array) -> jax.Array:
     turn = vectors * _wave(-angles)[..., None, :]
     return jnp.matmul(turn, vectors.conj().swapaxes(-1, -2), precision=EXACT).real
@@ -71,7 +78,7 @@ def _exponential_jvp(primals, tangents):
     """The formula of Daleckii and Krein, exact also where eigenvalues are equal."""
     angles, vectors = _eigen(*primals)
     a, b = angles[..., :, None] / 2, angles[..., None, :] / 2
-    quotient = _wave(-(a + b)) * jnp.sinc((a - b) / np.pi).astype(vectors.dtype)
+    quotient = _wave(-(a + b)) * _sin_over(a - b).astype(vectors.dtype)
     back = vectors.conj().swapaxes(-1, -2)
     multiply = functools.partial(jnp.matmul, precision=EXACT)
     inner = multiply(multiply(back, tangents[0].astype(vectors.dtype)), vectors)
@@ -113,6 +120,11 @@ def rotate(x: jax.Array, positions, generators: jax.Array) -> jax.Array:
     turn = exponential(jnp.einsum("...a,akmij->...kmij", coordinates, skew, precision=EXACT))
     turn = jnp.repeat(turn, x.shape[-2] // heads, axis=-4)
     vectors = x.astype(jnp.float32).reshape(*x.shape[:-1], blocks, size)
+    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+        # A product needs one sharding of both: that of the vectors.
+        spec = (*[None] * turn.ndim, *jax.typeof(vectors).sharding.spec)[1 - turn.ndim : -1]
+        spec = [None if n == 1 else y for n, y in zip(turn.shape[:-2], spec, strict=True)]
+        turn = jax.sharding.reshard(turn, PartitionSpec(*spec, None, None))
     turned = jnp.einsum("...hmij,...hmj->...hmi", turn, vectors, precision=EXACT)
     return turned.reshape(x.shape).astype(x.dtype)
 
