@@ -8,11 +8,11 @@
 
 Byte models of 0.11M, 0.36M, 1.0M and 3.2M parameters, the same steps of the same text in the same
 order; for each size and scheme two learning rates, for T5 each with two multiples for its table, in
-runs of full length, and neighbours of the best while it lies at an edge. Five seeds, of 3M three,
-and there also FoX and RNoPE-SWA's pattern, the best of configs/released.py. On two CPU cores with
-AVX-512 a quarter of an hour, half an hour, an hour, and for 3M more than four, in several sittings
-if need be: the same command continues. Expect T5, RoPE, ALiBi and NoPE in this order at 128, and at
-1,024 RoPE behind ALiBi, and in the two smaller models behind NoPE (docs/results/size.md).
+runs of full length, and neighbours of the best while it lies at an edge. Five seeds, of 3M three.
+On two CPU cores with AVX-512 a quarter of an hour, half an hour, an hour, and for 3M three, in
+several sittings if need be: the same command continues. Expect T5, RoPE, ALiBi and NoPE in this
+order at 128, and at 1,024 RoPE behind ALiBi, and in the two smaller models behind NoPE
+(docs/results/size.md).
 """
 
 from experiments.running.configs.compare import CompareConfig
@@ -26,14 +26,13 @@ SIZES = {
     "3M": ModelConfig(width=256, layers=4, heads=8),
 }
 STEPS = 1_000
-ENCODINGS = ("nope", "t5", "rope", "alibi")
 
 
 def get_config(size: str = "0.4M") -> CompareConfig:
     return CompareConfig(
         workdir=f"runs/size_{size}",
         data="text:novels",
-        encodings=ENCODINGS + ("fox", "rope@window=32*3,nope") * (size == "3M"),
+        encodings=("nope", "t5", "rope", "alibi"),
         baseline="nope",
         reference="rope",
         seeds=3 if size == "3M" else 5,
