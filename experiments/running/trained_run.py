@@ -32,7 +32,7 @@ def read(workdir: Path, field: str = "workdir") -> tuple[Config, dict]:
     if not path.exists():
         raise ConfigError(MISSING.format(field, str(workdir), "config.json"))
     saved = json.loads(path.read_text())
-    if "encodings" in saved:  # the config.json of experiments.tasks and experiments.images
+    if "encodings" in saved:  # of experiments.tasks, images or extend
         fix = "holds a sweep; pass the workdir of experiments.train, or of one of compare's runs"
         raise ConfigError(f"{field}={str(workdir)!r} {fix}")
     config = from_json(Config, saved)

@@ -23,12 +23,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
-from pe_jax.numerics.arrays import align, require_array
+from pe_jax.numerics.arrays import align, explicit_axes, require_array
 from pe_jax.numerics.position_arrays import as_positions, check_axes, check_exact
 from pe_jax.validation import is_int, is_real, require, require_bool
 
@@ -120,9 +120,8 @@ def rotate(x: jax.Array, positions, generators: jax.Array) -> jax.Array:
     turn = exponential(jnp.einsum("...a,akmij->...kmij", coordinates, skew, precision=EXACT))
     turn = jnp.repeat(turn, x.shape[-2] // heads, axis=-4)
     vectors = x.astype(jnp.float32).reshape(*x.shape[:-1], blocks, size)
-    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
-        # A product needs one sharding of both: that of the vectors.
-        spec = (*[None] * turn.ndim, *jax.typeof(vectors).sharding.spec)[1 - turn.ndim : -1]
+    if explicit_axes():  # a product needs one sharding of both: that of the vectors
+        spec = jax.typeof(vectors).sharding.spec[1 - turn.ndim : -1]
         spec = [None if n == 1 else y for n, y in zip(turn.shape[:-2], spec, strict=True)]
         turn = jax.sharding.reshard(turn, PartitionSpec(*spec, None, None))
     turned = jnp.einsum("...hmij,...hmj->...hmi", turn, vectors, precision=EXACT)

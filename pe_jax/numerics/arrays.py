@@ -98,7 +98,7 @@ def take(
     table, spec = jnp.asarray(table), None
     if rows is not None:
         require(table.shape[axis] == rows, "table", table.shape, f"axis {axis} must have {rows}")
-    explicit = AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+    explicit = explicit_axes()
     of_pairs = table.ndim == 2 and axis == 1 and index.ndim > 1
     few = rows is not None and rows <= FEW_ROWS
     if of_pairs and few and not explicit and jax.default_backend() == "tpu":
@@ -107,6 +107,11 @@ def take(
         of_table, of_index = (jax.typeof(x).sharding.spec for x in (table, index))
         spec = PartitionSpec(*of_table[:axis], *of_index, *of_table[axis + 1 :])
     return table.at[(*[slice(None)] * axis, index)].get(mode=mode, out_sharding=spec)
+
+
+def explicit_axes() -> bool:
+    """Whether the mesh in force has Explicit axes."""
+    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
 
 
 def _by_product(table: jax.Array, index: jax.Array) -> jax.Array:

@@ -19,6 +19,8 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from experiments import generate
 from experiments.running import in_flight, profiler, signals, trained_run
 from experiments.running import training_loop as program
+from experiments.running.configs.extend import ExtendConfig
+from experiments.running.configs.images import ImagesConfig
 from experiments.running.configs.tasks import TasksConfig
 from pe_jax.training import tokenizer, utilization
 from pe_jax.training.config import Config
@@ -266,8 +268,9 @@ def test_generate_finds_the_tokenizer_from_any_folder_and_refuses_another(
         make()
 
 
-def test_the_folder_of_a_sweep_is_not_a_run(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(TasksConfig())))
+@pytest.mark.parametrize("kind", [TasksConfig, ImagesConfig, ExtendConfig])
+def test_the_folder_of_a_sweep_is_not_a_run(kind, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(kind())))
     with pytest.raises(ConfigError, match="holds a sweep; pass the workdir of experiments.train"):
         generate.text(tmp_path, "a", 2, 0.0, 0, 0)
 

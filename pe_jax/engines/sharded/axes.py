@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
+
+from pe_jax.numerics.arrays import explicit_axes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +39,7 @@ def under_auto_axes(f: Callable[P, Any]) -> Attention[P]:
 
     @functools.wraps(f)
     def run(q, k, v, **options) -> Any:
-        if not _explicit():
+        if not explicit_axes():
             return plain(q, k, v, **options)
         spec = jax.typeof(q).sharding.spec
         layout: Any = PartitionSpec(*spec[:-1], None)
@@ -57,7 +59,7 @@ def step_under_auto_axes(f: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(f)
     def run(cache, q, *args, **options) -> Any:
-        if not _explicit():
+        if not explicit_axes():
             return plain(cache, q, *args, **options)
         layout = PartitionSpec(*jax.typeof(q).sharding.spec[:-1], None)
         layouts = layout, jax.tree.map(lambda x: jax.typeof(x).sharding.spec, cache)
@@ -71,7 +73,7 @@ def call(f: Callable, layouts: Any, *args: Any, **options: Any) -> Any:
 
     Without Explicit axes this is a plain call.
     """
-    if not _explicit():
+    if not explicit_axes():
         return f(*args, **options)
     # Non-array options bypass the wrapper and stay static.
     arrays = {n: x for n, x in options.items() if _has_arrays(x)}
@@ -82,11 +84,6 @@ def call(f: Callable, layouts: Any, *args: Any, **options: Any) -> Any:
 
     auto: Any = jax.sharding.auto_axes(inner, out_sharding=layouts)
     return auto(args, arrays)
-
-
-def _explicit() -> bool:
-    """Whether the mesh in force has Explicit axes."""
-    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
 
 
 def _has_arrays(x) -> bool:
