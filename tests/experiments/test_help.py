@@ -163,6 +163,19 @@ def test_figures_need_no_back_end():
     subprocess.run([sys.executable, "-c", show], cwd=ROOT, env=env, check=True)
 
 
+@pytest.mark.parametrize("tunables", ["", "glibc.malloc.check=0", "glibc.malloc.hugetlb=0"])
+def test_programs_ask_for_huge_pages_unless_told_otherwise(tmp_path, tunables):
+    config = tmp_path / "config.py"
+    config.write_text("import os, sys; print(os.environ['GLIBC_TUNABLES'], *sys.argv[1:]); 1 / 0")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "GLIBC_TUNABLES": tunables}
+    call = [sys.executable, "-m", "experiments.train", f"--config={config}"]
+    shown = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True).stdout
+    policy = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    asks = "hugetlb" not in tunables and policy.exists() and "[madvise]" in policy.read_text()
+    expected = ":".join(filter(None, [tunables, "glibc.malloc.hugetlb=1"])) if asks else tunables
+    assert shown == f"{expected} --config={config}\n"
+
+
 def test_figures_are_ours_whatever_a_users_settings(tmp_path):
     @plotting.styled
     def drawn() -> bytes:
