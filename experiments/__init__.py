@@ -1,5 +1,6 @@
 """Programs with absl flags, one per file."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -17,13 +18,17 @@ def _ask_for_huge_pages() -> None:
     KiB, a third of the time of a training step (docs/performance.md); NumPy asks for pages of 2 MiB
     itself. glibc does from version 2.35 on, if a variable says so before the process starts.
     """
-    policy, tunables = Path("/sys/kernel/mm/transparent_hugepage/enabled"), "GLIBC_TUNABLES"
-    set_before = os.environ.get(tunables, "")
+    policy, mark = Path("/sys/kernel/mm/transparent_hugepage/enabled"), "PE_JAX_STARTED_AGAIN"
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
     is_program = sys.argv[:1] == ["-m"]  # as Python has it while it looks for the module
-    if is_program and "glibc.malloc.hugetlb" not in set_before and policy.exists():
-        if "[madvise]" in policy.read_text():  # else pages are huge without asking, or never
-            os.environ[tunables] = f"{set_before}:glibc.malloc.hugetlb=1".lstrip(":")
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    if not is_program or mark in os.environ or "glibc.malloc.hugetlb" in tunables:
+        return
+    with contextlib.suppress(OSError, ValueError):  # else it runs as it is
+        if "[madvise]" in policy.read_text():  # pages are huge without asking, or never
+            asking = f"{tunables}:glibc.malloc.hugetlb=1".lstrip(":")
+            # A Python with capabilities loses the tunables: the mark says that it was tried.
+            os.environ |= {"GLIBC_TUNABLES": asking, mark: "1"}
+            os.execv(os.readlink("/proc/self/exe"), sys.orig_argv)
 
 
 _ask_for_huge_pages()

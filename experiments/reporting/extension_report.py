@@ -165,13 +165,15 @@ class Page:
         drawn, panels = plotting.canvas(*size, count, len(parts), title=title)
         grid, rows = np.reshape(np.array(panels, object), (count, -1)), []
         for column, (part, words) in enumerate(parts.items()):
-            for axes, scheme in zip(grid[:, column], self.schemes(part), strict=True):
+            schemes = self.schemes(part)
+            names = plotting.labels([scheme.name for scheme in schemes])
+            for axes, scheme, name in zip(grid[:, column], schemes, names, strict=True):
                 rates = {n: self.passkeys(scheme, n) for n in lengths}
                 none = np.full(len(depths), np.nan)
                 values = [none if r is None else r.mean(0) for r in rates.values()]
                 rows += self._rows(scheme, words)
                 plotting.numbers(axes, np.transpose(values))
-                axes.set_title(f"{plotting.label(scheme.name)}, {words}", fontsize=8.5)
+                axes.set_title(f"{name}, {words}", fontsize=8.5)
                 axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], fontsize=7.5)
                 axes.set_yticks([0, len(depths) - 1], ["start", "end"], fontsize=7.5)
         plotting.colour_bar(drawn, panels, "fraction of keys found")

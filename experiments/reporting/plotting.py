@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import functools
 import io
+import os
 import re
 import textwrap
 import warnings
@@ -144,9 +145,22 @@ def theme(dark: bool) -> str:
 
 def label(text: str, width: int = 20) -> str:
     """A name for a figure: printable and short; variants often differ at their ends."""
-    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    head = width // 2
-    return text if len(text) <= width else text[:head] + "…" + text[head + 1 - width :]
+    return labels([text], width)[0]
+
+
+def labels(names: Sequence[str], width: int = 20) -> list[str]:
+    """`label` of each name; those that would look alike begin where they differ."""
+    texts = [
+        "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in n) for n in names
+    ]
+    head, shown = width // 2, []
+    cut = [t if len(t) <= width else t[:head] + "…" + t[head + 1 - width :] for t in texts]
+    for text, short in zip(texts, cut, strict=True):
+        alike = {t for t, other in zip(texts, cut, strict=True) if other == short}
+        if len(alike) > 1:
+            short = "…" + text[len(os.path.commonprefix([*alike])) :]
+        shown.append(short if len(short) <= width else short[: width - 1] + "…")
+    return shown
 
 
 def paint(scheme: Scheme) -> dict[str, Any]:
@@ -255,7 +269,8 @@ def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]]) -> None:
     )
     heights = keep_apart(pixels[:, 1], 1.25 * size / points, 0.0, 1.0)
     last = max(x for _, x, _ in ends)
-    for (scheme, x, y), height in zip(ends, heights, strict=True):
+    names = labels([scheme.name for scheme, *_ in ends], width)
+    for (scheme, x, y), height, name in zip(ends, heights, names, strict=True):
         line = paint(scheme)
         leader = {"arrowstyle": "-", **line, "lw": 0.6, "alpha": 0.7, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
@@ -270,7 +285,7 @@ def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]]) -> None:
         mark = {**look(scheme, line=False), "mec": PAPER, "mew": 0.5}
         axes.plot([1.06], [height], transform=axes.transAxes, clip_on=False, ms=5.5, **mark)
         axes.annotate(
-            label(scheme.name, width) + (f" (to {x:g})" if x < last else ""),
+            name + (f" (to {x:g})" if x < last else ""),
             (1.06, height),
             (6, 0),
             xycoords="axes fraction",
@@ -364,7 +379,7 @@ def dots(axes: Axes, rows: Sequence[tuple[Scheme, float, float, float, str]], ze
         options = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 9}
         axes.annotate(text, (1.02, y), **options, color=INK, gid=marks["gid"])
     axes.axvline(zero, color=MUTED, lw=0.9, zorder=0.5)
-    axes.set_yticks(range(len(rows)), [label(r[0].name) for r in rows], color=INK, fontsize=9.5)
+    axes.set_yticks(range(len(rows)), labels([r[0].name for r in rows]), color=INK, fontsize=9.5)
     for tick, row in zip(axes.get_yticklabels(), rows, strict=True):
         tick.set_gid(paint(row[0])["gid"])
     axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -59,7 +59,7 @@ class Run:
             return self.status
         try:
             saved = self.evaluation["losses"][protocol][str(length)]
-        except KeyError:
+        except (KeyError, TypeError):
             return "not evaluated"
         return _finite(saved)
 
@@ -72,6 +72,8 @@ class Run:
         """Step → loss at the training length during training, or why there is none."""
         losses = {row["step"]: row.get("eval_loss") for row in self.metrics}
         evaluated = {step: float(x) for step, x in losses.items() if x is not None}
+        if not all(map(math.isfinite, evaluated.values())):
+            return self.status if self.status != "ok" else "not finite"
         return self.status if self.status != "ok" else evaluated or "not evaluated"
 
 
@@ -396,8 +398,8 @@ def read(workdir: Path) -> Results:
     for index, entry in enumerate(manifest["encodings"]):
         name = str(entry["name"])
         folder = str(entry.get("folder", name))  # the first comparisons had names for folders
-        path = workdir / "runs" / folder
-        if "\0" in folder or path.resolve().parent != (workdir / "runs").resolve():
+        path = workdir / "runs" / folder  # which may be a link, to a larger disk
+        if "\0" in folder or folder in ("", ".", "..") or Path(folder).name != folder:
             raise ConfigError(f"encoding {name!r}: its folder {folder!r} would be outside runs/")
         runs = {seed: _run(path / f"seed{seed}", seed) for seed in manifest["seeds"]}
         checks = _read_checks(workdir, folder, manifest, entry)

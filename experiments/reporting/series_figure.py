@@ -6,6 +6,7 @@ comparison with its 95 % t interval, paired by seed over the same windows, witho
 verdicts are in the report of each comparison. A trend is the slope of such differences.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from experiments.reporting.plotting import (
 from experiments.reporting.results import Results, Scheme
 from experiments.reporting.statistics import CLAIM_SEEDS, Estimate, number
 from experiments.reporting.verdicts import paired_difference
+from experiments.running.run_names import short_names
 from pe_jax.validation import ConfigError
 
 SAME = ("corpus", "tokens", "length", "batch", "eval", "reference", "protocol")
@@ -62,12 +64,23 @@ def read(folders: Sequence[Path]) -> list[Results]:
       ConfigError: two of them differ in more than size, steps, seeds, schemes and rates; some but
         not all have one size, or two of one size the same steps; one has no finished run of its
         reference.
+
+    Schemes have the names that tell them apart in all of these comparisons.
     """
     about = {"parameters": parameters, "steps": lambda x: x.manifest["steps"]}
     series = sorted(map(results.read, folders), key=lambda x: [get(x) for get in about.values()])
     varied = _varied(map(parameters, series))
     value = about[varied]
+    specs = [scheme.spec for part in series for scheme in part.schemes]
+    names = short_names([*dict.fromkeys(specs)])
+    series = [_renamed(part, names) for part in series]
     for first, other in itertools.pairwise(series):
+        specs = [x.reference.spec for x in (first, other) if x.reference]
+        if specs[0] != specs[1]:
+            raise ConfigError(
+                f"{other.workdir}: its reference is {specs[1]}, that of {first.workdir} is"
+                f" {specs[0]}"
+            )
         ours, theirs = (
             dict(results.flat(results.binding(part.manifest))) for part in (first, other)
         )
@@ -84,6 +97,14 @@ def read(folders: Sequence[Path]) -> list[Results]:
                 " every comparison has another size, or with one size other steps"
             )
     return series
+
+
+def _renamed(comparison: Results, names: dict[str, str]) -> Results:
+    """The comparison with these names of its schemes, by their config strings."""
+    assert comparison.reference is not None  # `parameters` has asked for it
+    manifest = comparison.manifest | {"reference": names[comparison.reference.spec]}
+    schemes = (dataclasses.replace(s, name=names[s.spec]) for s in comparison.schemes)
+    return dataclasses.replace(comparison, manifest=manifest, schemes=tuple(schemes))
 
 
 def _varied(sizes: Iterable[int]) -> str:
@@ -135,17 +156,18 @@ def slopes(found: Sequence[Point]) -> dict[tuple[int, str], Estimate]:
     """(length, scheme) → change of its difference per doubling of what varies.
 
     The slope of a straight line by least squares, for each seed that all comparisons share, so that
-    the interval is over seeds as that of a difference is. At least three comparisons and as many
-    seeds as a claim needs: a line through two sizes shows no trend.
+    the interval is over seeds as that of a difference is. At least three comparisons, all of which
+    have the scheme, and as many seeds as a claim needs: a line through two sizes shows no trend.
     """
     varied = _varied(p.parameters for p in found)
     lines: dict[tuple[int, str], list[Point]] = {}
     for p in found:
         lines.setdefault((p.length, p.scheme.name), []).append(p)
+    sizes = {getattr(p, varied) for p in found}
     trends = {}
     for key, line in sorted(lines.items(), key=lambda item: item[0][0]):
         seeds = sorted(set.intersection(*(set(p.seeds) for p in line)))
-        if len(line) >= 3 and len(seeds) >= CLAIM_SEEDS:
+        if len(line) == len(sizes) >= 3 and len(seeds) >= CLAIM_SEEDS:
             doublings = np.log2([getattr(p, varied) for p in line])
             values = [[p.difference.values[p.seeds.index(k)] for k in seeds] for p in line]
             trends[key] = statistics.estimate(np.polyfit(doublings, values, 1)[0].tolist())
@@ -178,14 +200,14 @@ def differences(found: Sequence[Point], reference: Scheme) -> Drawing:
     title = sentences.series_title(by_length, reference.name, AXES[varied], len(values))
     figure, panels = canvas(4.9 * len(lengths), 4.4, columns=len(lengths), title=title)
     schemes = {p.scheme.name: p.scheme for p in found}
+    about = lambda p: (p.scheme.name, p.length)  # noqa: E731
     for axes, length in zip(panels, lengths, strict=True):
         ends: list[tuple[Scheme, float, float]] = []
         for name, scheme in schemes.items():
-            line = [p for p in found if (p.scheme.name, p.length) == (name, length)]
-            if line:
-                line.sort(key=lambda p: getattr(p, varied))
-                at = [getattr(p, varied) for p in line]
-                ends.append(band(axes, scheme, at, [p.difference for p in line]))
+            line = {getattr(p, varied): p.difference for p in found if about(p) == (name, length)}
+            parts = [[*x] for there, x in itertools.groupby(values, line.__contains__) if there]
+            drawn = [band(axes, scheme, at, [line[x] for x in at]) for at in parts]
+            ends += drawn[-1:]  # a line has a gap where a comparison lacks its scheme
         axes.plot(values, np.zeros(len(values)), **POINTS, **look(reference))
         log2_axis(axes, values)
         if varied == "parameters":

@@ -164,7 +164,7 @@ def figure(config: TasksConfig, entries: list[dict], rows: list[tuple]) -> plott
                 if isinstance(value, str):
                     words = {"ha": "center", "va": "center", "fontsize": 7.5}
                     axes.text(x, y, value.replace(" ", "\n"), **words, color=plotting.INK)
-        axes.set_yticks(range(len(entries)), [plotting.label(e["name"], 28) for e in entries])
+        axes.set_yticks(range(len(entries)), plotting.labels([e["name"] for e in entries], 28))
         axes.set_xticks([])
         axes.set_title(name, wrap=True, fontsize=10)
     names = [task.replace("_", " ") for task in config.tasks]

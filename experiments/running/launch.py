@@ -157,11 +157,18 @@ def show(*parts: Any) -> None:
 
 
 def _config_file(argv: Sequence[str]) -> str | None:
-    """The value of `--config`, if it is given."""
+    """The value of `--config`, if it is given.
+
+    Raises:
+      ConfigError: it is given twice, as by an alias that has one already.
+    """
+    given = []
     for argument, following in zip(argv, [*argv[1:], ""], strict=True):
         if match := re.fullmatch(r"--?config(?:=(.*))?", argument):
-            return following if match[1] is None else match[1]
-    return None
+            given.append(following if match[1] is None else match[1])
+    if len(given) > 1:
+        raise ConfigError(f"--config is given {len(given)} times, {', '.join(given)}: pass one")
+    return given[0] if given else None
 
 
 @signals.quiet_interrupt()

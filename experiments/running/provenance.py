@@ -36,7 +36,9 @@ def commit(root: Path = ROOT) -> str:
     local = {name: value for name, value in os.environ.items() if name not in GIT_FOLDERS}
 
     def output(*args: str) -> str:
-        process = subprocess.run([git, *args], capture_output=True, text=True, cwd=root, env=local)
+        # Git answers in a checkout of another user, as one mounted in a container, if told so.
+        call = [git, "-c", f"safe.directory={root.resolve()}", *args]
+        process = subprocess.run(call, capture_output=True, text=True, cwd=root, env=local)
         return process.stdout.strip()
 
     described = output("describe", "--always")

@@ -29,6 +29,8 @@ VISION = {  # of Qwen2-VL and 2.5-VL, whose vision configs have no model_type
     "qwen2_vl_vision": {"depth", "embed_dim", "spatial_merge_size"},
     "qwen2_5_vl_vision": {"depth", "fullatt_block_indexes", "spatial_merge_size"},
 }
+BESIDE = ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor")
+LENGTHS = ("max_position_embeddings", "n_positions", "model_max_length")
 OWN_MASKS = ("gpt_neo", "openai-gpt", "xlnet")  # these do not read `is_causal`
 
 
@@ -146,6 +148,7 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     rate = part.get("position_id_per_seconds") if rate is None else rate  # Qwen's Omni models
     if rate is not None and getattr(family, "sections", None):  # of the positions in the text
         config = {**config, "tokens_per_second": rate}
+    _check_beside(parent, config)
     keys = Keys(str(model_type), config)
     if keys.drafts() and getattr(family, "sections", ()) is None:
         parameters = keys.mapping("rope_scaling") or keys.mapping("rope_parameters") or {}
@@ -165,6 +168,15 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     if also and also[0]:
         layers = [dataclasses.replace(x, also=x.also + also) if x.encoding else x for x in layers]
     return tuple(layers)
+
+
+def _check_beside(parent: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    """Raises ValueError if a config of several parts has settings of RoPE that its text lacks."""
+    inside = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    for name in BESIDE if parent is not text else ():
+        value, read = parent.get(name), text.get(name, inside.get(name))
+        fix = f"it stands beside the part for text, which has {shown(read)} and is what is read"
+        require(value in (None, {}, read), name, value, fix)
 
 
 def _both_ways(layer: LayerEncoding) -> LayerEncoding:
@@ -204,16 +216,23 @@ def _family(model_type: Any, config: Mapping[str, Any] | None = None) -> Family:
 
 
 def _alike(config: Mapping[str, Any]) -> str:
-    """The family that reads all of a config's keys of positions, and most of the others."""
+    """The family that reads all of a config's keys of positions, and most of the others.
+
+    Of several the first of `FAMILIES`, the plainest; none whose defaults are one model's scaling.
+    """
     counts: dict[str, int] = {}
+    told = any(config.get(name) is not None for name in BESIDE)
     for kind, family in FAMILIES.items() if not config.keys().isdisjoint(LAYERS) else ():
         keys = Keys(kind, config)
         try:
-            family.read(keys)
+            layers = family.read(keys)
             keys.check_rest()
         except ValueError:
             continue
-        counts[kind] = sum(config.get(name) is not None for name in keys.known)
+        rotates = any(rotary_keys.rope_of(layer) is not None for layer in layers)
+        if getattr(family, "parameters", None) or (told and not rotates):
+            continue
+        counts[kind] = sum(config.get(name) is not None for name in {*keys.known} - {*LENGTHS})
     return max(counts, key=lambda kind: counts[kind], default="")
 
 

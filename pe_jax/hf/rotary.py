@@ -20,6 +20,7 @@ from pe_jax.hf.layers import Family, LayerEncoding
 from pe_jax.validation import is_int, is_real, require, shown
 
 FACTORS = ("clip_qkv", "key_multiplier", "qk_scale_factor")  # of q and k: named in `also`
+MSCALES = ("short_mscale", "long_mscale")
 MANY_AXES = ("mrope_section", "xdrope_section", "mrope_interleaved")
 PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
 
@@ -81,6 +82,7 @@ class Rotary(Family):
       factor: default of `qk_scale_factor`.
       labels: what types of layers are called where configs are written.
       also: what else each layer needs.
+      own_mscale: whether the scaling has its factor on q and k in `MSCALES`, as Phi-3.5-MoE's.
     """
 
     layout: str = "half"
@@ -119,6 +121,7 @@ class Rotary(Family):
     factor: float = 1.0
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     also: tuple[str, ...] = ()
+    own_mscale: bool = False
 
     # Reading
 
@@ -353,7 +356,7 @@ class Rotary(Family):
 
     def _parameters(self, keys: Keys) -> tuple[Mapping[str, Any], bool]:
         """The settings, and whether they are by layer type."""
-        new, old = keys.mapping("rope_parameters"), keys.mapping("rope_scaling")
+        new, old = keys.mapping("rope_parameters"), keys.mapping("rope_scaling") or None
         parameters = new if old is None else old
         if parameters is None:
             parameters = self.parameters or {}
@@ -417,6 +420,11 @@ class Rotary(Family):
         if name in self.longrope:
             fields.pop("type", None)
             fields["rope_type"] = "longrope"
+        factors = {fields.pop(key) for key in MSCALES if key in fields and self.own_mscale}
+        if factors:
+            fix = "two factors, for short and for long texts, are not read"
+            require(len(factors) == 1, " and ".join(MSCALES), sorted(map(str, factors)), fix)
+            fields["attention_factor"] = factors.pop()
         if name == "xdrope":  # HunYuan's M-RoPE
             fields.pop("type", None)
             fields["rope_type"] = "dynamic"
@@ -425,9 +433,9 @@ class Rotary(Family):
                 fields.pop(key, None)
         if self.sections is None:
             return None, beta
-        order = fields.pop("mrope_interleaved", None)
-        fix = f"this family has {self.interleaved}"
-        require(order in (None, self.interleaved), "mrope_interleaved", order, fix)
+        for key in ("mrope_interleaved", "interleaved"):  # Qwen3-Omni has both
+            order, fix = fields.pop(key, None), f"this family has {self.interleaved}"
+            require(order in (None, self.interleaved), key, order, fix)
         if "mrope" in (name, fields.get("type")):
             fields.pop("type", None)
             fields["rope_type"] = "default"

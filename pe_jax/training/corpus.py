@@ -33,10 +33,13 @@ COMPRESSED = {
     **{b"BZh%d1AY&SY" % level: "bzip2" for level in range(1, 10)},
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "LZ4",
+    b"\x1f\x9d": "compress (.Z)",
 }
 POINTERS = {  # what stands for a file whose content was not fetched
     b"version https://git-lfs.github.com/spec/": ("a Git LFS pointer", "run git lfs pull"),
     b"/annex/objects/": ("a pointer of git-annex", "run git annex get"),
+    b"outs:\n- md5: ": ("a DVC pointer", "run dvc pull, and leave .dvc files out"),
 }
 PACKAGES = ("absl-py", "etils", "optax", "orbax-checkpoint", "tensorflow-datasets")
 # Of the versions that requirements.txt pins: the corpus of every published number.
@@ -400,11 +403,14 @@ def _not_text(raw: bytes) -> tuple[str, str]:
         if raw.startswith(start):
             return name, fix
     wide = next((name for mark, name in WIDE.items() if raw.startswith(mark)), "")
+    if raw[257:262] == b"ustar":
+        return "a tar archive", "unpack it"
     nulls = [raw[k::2].count(0) for k in (0, 1)]  # Latin text in UTF-16 has one in each unit
     wide = wide or "UTF-16" * (min(nulls) == 0 and 4 * max(nulls) > len(raw))
     if wide:
         return wide, f"convert it, as iconv -f {wide} -t UTF-8 does"
-    if any(nulls) and not _is_utf8(raw):
+    # UTF-16 of other alphabets is often UTF-8 by chance, with a null in each space and line end.
+    if any(nulls) and (100 * sum(nulls) > len(raw) or not _is_utf8(raw)):
         return "binary", "take it out of the folder, or write its text to a file"
     return "", ""
 

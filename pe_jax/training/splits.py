@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pe_jax.validation import ConfigError
 
 SPLITS = ("train", "validation", "test")
-WORDS = {"train": "train", "training": "train", "test": "test"}
-WORDS |= dict.fromkeys(("val", "valid", "validation", "dev"), "validation")
+WORDS = {"train": "train", "training": "train", "test": "test", "tests": "test"}
+WORDS |= dict.fromkeys(("val", "valid", "validate", "validation", "dev"), "validation")
+PREFIX = "(my|news|wiki)?"  # newstest2013.en
 # Looks held out, but as validation or test?
 UNCLEAR = re.compile(
-    r"(?<![a-z])(val(id(ation)?)?|dev(el(opment)?)?|test(ing)?|eval(uation)?|h[eo]ld[^a-z]?out)"
-    r"(?![a-z])"
+    rf"(?<![a-z]){PREFIX}(val(id(at(e|ion))?)?|dev(el(opment)?)?|test(ing|s|[a-d])?|tst"
+    r"|eval(uation)?|h[eo]ld[^a-z]?out)(?![a-z])"
 )
 
 
@@ -19,11 +20,12 @@ def named_split(name: str) -> str:
     """The split that a file or folder is named after, in upper or lower case; "" if none.
 
     A word between dots, dashes and underscores says it, with or without a number: `Valid.txt`,
-    `c_test.jsonl`, `dev2`, `validation-00000-of-00002.txt`. A held-out split wins over train.
+    `c_test.jsonl`, `dev2`, `validation-00000-of-00002.txt`, `newstest2014.en`, `test (1).txt`. A
+    held-out split wins over train.
     """
     words = re.split(r"[._-]", name.lower())
-    matches = [re.fullmatch(rf"({'|'.join(WORDS)})(set|data|test|dev)?\d*", word) for word in words]
-    splits = [WORDS[match[1]] for match in matches if match]
+    known = re.compile(rf"{PREFIX}({'|'.join(WORDS)})( ?set| ?data|test|dev)?\d*( ?\(\d+\))?")
+    splits = [WORDS[match[2]] for match in map(known.fullmatch, words) if match]
     return next((split for split in splits if split != "train"), "train" if splits else "")
 
 

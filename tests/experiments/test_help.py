@@ -12,6 +12,7 @@ import jax
 import matplotlib
 import pytest
 
+import experiments
 import pe_jax
 from experiments.reporting import plotting
 from experiments.running import help_text, launch
@@ -174,6 +175,34 @@ def test_programs_ask_for_huge_pages_unless_told_otherwise(tmp_path, tunables):
     asks = "hugetlb" not in tunables and policy.exists() and "[madvise]" in policy.read_text()
     expected = ":".join(filter(None, [tunables, "glibc.malloc.hugetlb=1"])) if asks else tunables
     assert shown == f"{expected} --config={config}\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/exe").exists(), reason="not Linux")
+def test_a_program_that_cannot_ask_for_huge_pages_starts_as_it_is(monkeypatch):
+    """A Python with capabilities loses the tunables: it asked for ever, in 656 starts."""
+    started: list = []
+    monkeypatch.setattr(os, "execv", lambda *call: started.append(call))
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    monkeypatch.setattr(Path, "read_text", lambda path: "always [madvise] never")
+    for name in ("GLIBC_TUNABLES", "PE_JAX_STARTED_AGAIN"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+        monkeypatch.delenv(name)
+    ask = experiments._ask_for_huge_pages
+    ask()
+    ((binary, arguments),) = started
+    assert os.path.samefile(binary, "/proc/self/exe") and arguments == sys.orig_argv
+    monkeypatch.delenv("GLIBC_TUNABLES")
+    ask()
+    assert len(started) == 1
+    monkeypatch.delenv("PE_JAX_STARTED_AGAIN")
+
+    def denied(path):
+        raise PermissionError(path)
+
+    for policy in (lambda path: "always madvise [never]", denied):
+        monkeypatch.setattr(Path, "read_text", policy)
+        ask()
+    assert len(started) == 1
 
 
 def test_figures_are_ours_whatever_a_users_settings(tmp_path):

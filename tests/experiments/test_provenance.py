@@ -10,7 +10,7 @@ from experiments.running import provenance
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_code_makes_a_commit_dirty_and_results_do_not(tmp_path):
+def test_code_makes_a_commit_dirty_and_results_do_not(tmp_path, monkeypatch):
     def git(*args: str) -> None:
         me = ["-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", *me, *args], cwd=tmp_path, check=True, capture_output=True)
@@ -31,6 +31,10 @@ def test_code_makes_a_commit_dirty_and_results_do_not(tmp_path):
     write("configs/mine.py", "")
     clean = provenance.commit(tmp_path)
     assert clean.isalnum()
+    provenance.commit.cache_clear()
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # a mount in a container
+    assert provenance.commit(tmp_path) == clean
+    monkeypatch.delenv("GIT_TEST_ASSUME_DIFFERENT_OWNER")
     write("pe_jax/new.py", "")
     assert provenance.commit(tmp_path) == f"{clean}-dirty"
     (tmp_path / "pe_jax" / "new.py").unlink()

@@ -77,6 +77,8 @@ def test_empty_corpus_says_the_counts(tmp_path):
         (("train/a", "test/a", "holdout/a"), "holdout"),
         (("en/train/a", "en/development/a"), "en/development"),
         (("c_train.txt", "A Test of Wills.txt"), "A Test of Wills.txt"),
+        (("eng.train", "eng.testa"), "eng.testa"),  # CoNLL-2003
+        (("train.en", "tst2012.en"), "tst2012.en"),  # IWSLT
     ],
 )
 def test_a_name_that_looks_held_out_says_what_to_rename(tmp_path, names, word):
@@ -84,6 +86,15 @@ def test_a_name_that_looks_held_out_says_what_to_rename(tmp_path, names, word):
         data.load(write(tmp_path, dict.fromkeys(names, b"text")))
     alone = write(tmp_path / "books", {word: b"text", "other.txt": b"text"})
     assert data.load(alone).splits["train"]  # a title
+
+
+# 79
+def test_held_out_files_of_well_known_data_are_not_trained_on(tmp_path):
+    held = {"newsdev2016.de": 1, "newstest2013.de": 2, "validate.txt": 1, "tests.txt": 2}
+    held |= {"test data.txt": 2, "test (1).txt": 2, "myVal.txt": 1, "wikitest.txt": 2}
+    read = data.load(write(tmp_path, dict.fromkeys(["train.txt", *held], b"text ")))
+    at = {file.name: k for k, split in enumerate(read.splits.values()) for file in split.files}
+    assert at == {"train.txt": 0} | held
 
 
 # 79
@@ -111,6 +122,10 @@ NO_TEXT = {
     "xz": lzma.compress(b"text " * 99),
     "a zip archive": b"PK\x03\x04" + b"text " * 99,
     "zstd": b"\x28\xb5\x2f\xfd" + b"text " * 99,
+    "LZ4": b"\x04\x22\x4d\x18" + b"text " * 99,
+    "compress (.Z)": b"\x1f\x9d" + b"text " * 99,
+    "a tar archive": b"a.txt".ljust(257, b"\0") + b"ustar" + b"text " * 99,
+    "a DVC pointer": b"outs:\n- md5: 00\n  size: 9\n",
     "binary": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
     "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
     "a pointer of git-annex": b"/annex/objects/SHA256E-s9--00.txt\n",
@@ -123,7 +138,13 @@ def test_what_is_not_text_is_named_and_not_trained_on(tmp_path, kind):
     spec = write(tmp_path, {"b": NO_TEXT[kind], "a": b"fine " * 9})
     with fails(f"b is {kind}, which is not trained on as bytes"):
         data.load(spec)
-    texts = {"a": b"BZh is text, PK and a stray \0 too", "b": "naïve".encode("latin-1") * 9}
+    cyrillic = write(tmp_path / "wide", {"a": "Все счастливые семьи ".encode("utf-16-le")})
+    with fails("a is binary"):
+        data.load(cyrillic)
+    texts = {
+        "a": b"BZh is text, PK and a stray \0 too" + b" text" * 99,
+        "b": "naïve".encode("latin-1") * 9,
+    }
     assert data.load(write(tmp_path / "texts", texts)).splits
 
 

@@ -24,6 +24,7 @@ LINES = (
     ("train --config=configs/trian.py", "did you mean configs/train.py?"),
     ("train --config=nowhere.py", "no such Python file; configs has compare, extend,"),
     ("train --config=README.md", "--config=README.md: no such Python file"),
+    ("train --config=a.py --config=b.py", "--config is given 2 times, a.py, b.py: pass one"),
     ("train --config=configs/train.py:small", "--config=configs/train.py:small: get_config too"),
     ("compare --config=configs/extrapolation_field.py:7B", "there is no part '7B'"),
     ("compare --config=configs/train.py", "is a Config, this program takes a CompareConfig"),

@@ -17,6 +17,14 @@ def test_torn_lines_are_counted_and_the_last_of_a_repeated_step_stands(whole, pa
     assert "1 torn line of metrics.jsonl skipped" in page.text
 
 
+def test_runs_that_lie_elsewhere_may_be_linked(fake, tmp_path):
+    folder = fake(["rope"], speed=False)
+    before = [*results.read(folder).table()]
+    (folder / "runs" / "rope").rename(tmp_path / "moved")
+    (folder / "runs" / "rope").symlink_to(tmp_path / "moved")
+    assert [*results.read(folder).table()] == before
+
+
 def test_a_name_that_leaves_the_runs_is_refused(fake):
     folder = fake(["rope"], speed=False)
     for name in ("../rope", "/etc", "..", "a/b", ""):

@@ -114,6 +114,11 @@ def test_without_losses_of_all_seeds_nothing_is_said_of_a_curve(fake):
     evaluated(folder, {"rope": falling(0.02)})
     drawn = figures.loss_by_step(results.read(folder))
     assert ("alibi", None, None, "", "not evaluated in seeds 0, 1, 2") in drawn.rows
+    path = folder / "runs" / "rope" / "seed2" / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 410, "eval_loss": NaN}\n')
+    assert curve(results.read(folder).scheme("rope")) == "not finite in seed 2"
+    assert figures.loss_by_step(results.read(folder)) is None
+    evaluated(folder, {"rope": falling(0.02)})
     (folder / "runs" / "rope" / "seed1" / "evaluation.json").unlink()
     assert curve(results.read(folder).scheme("rope")) == "missing seed 1"
 

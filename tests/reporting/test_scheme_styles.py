@@ -60,6 +60,16 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.parametrize("width", [12, 20, 28])
+def test_names_that_would_be_cut_alike_are_told_apart(width):
+    windows = [f"rope@window={n}*3,rope(base=1e6)" for n in (16, 32, 320)]
+    names = ["rope", *windows, "rope@window=16*3,nope", "rope@window=32*3,nope"]
+    shown = plotting.labels(names, width)
+    assert len({*shown}) == len(names) and shown[0] == "rope"
+    assert all(len(x) <= width for x in shown)
+    assert plotting.labels(windows[:1], width) == [plotting.label(windows[0], width)]
+
+
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("dark", [0, 1], ids=["light", "dark"])
 def test_schemes_that_share_a_mark_are_told_apart_by_any_reader(vision, dark):

@@ -89,6 +89,33 @@ def test_a_slope_is_that_of_each_seed_over_all_sizes(sizes):
     assert slopes.keys() >= series_figure.slopes(found[4:]).keys() == set()  # two sizes
 
 
+def test_variants_of_one_name_are_lines_of_their_own(sizes, fake):
+    config = {"model": {"width": 256}, "length": 64, "batch": 32}
+    other = grown(fake(NAMES, config=config), 27)
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["encodings"][2]["spec"] = "alibi(first=0.5)"
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    read = series_figure.read([*sizes, other])
+    names = {scheme.name for part in read for scheme in part.schemes}
+    assert names == {"nope", "rope", "alibi", "alibi first 0.5"}
+    slopes = series_figure.slopes(series_figure.points(read))
+    assert {name for _, name in slopes} == {"nope"}  # of ALiBi each lacks a size
+    manifest["encodings"][1]["spec"] = "rope(base=5e5)"
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match=r"its reference is rope\(base=5e5\), .* is rope"):
+        series_figure.read([*sizes, other])
+
+
+def test_a_line_has_a_gap_where_a_comparison_lacks_its_scheme(sizes):
+    found = series_figure.points(series_figure.read(sizes))
+    values = sorted({p.parameters for p in found})
+    without = [p for p in found if (p.parameters, p.scheme.name) != (values[1], "alibi")]
+    drawing = series_figure.differences(without, series_figure.read(sizes)[0].reference)
+    lines = [[*line.get_xdata()] for line in drawing.figure.axes[0].lines]
+    assert values[:1] in lines and values[2:] in lines and [values[0], values[2]] not in lines
+    assert {name for _, name in series_figure.slopes(without)} == {"nope"}
+
+
 def test_the_program_writes_the_figure_and_its_table(sizes, tmp_path, capsys):
     flags = f"--workdir={tmp_path}", f"--series={','.join(map(str, sizes))}"
     assert status(lambda: start("report", print), *flags) is None

@@ -33,6 +33,8 @@ NEEDED = {
 }
 UNREAD = ("finetuned",)  # says how the weights were made, not how they rotate
 ELSEWHERE = {
+    "attn_factor": "vLLM multiplies YaRN's own factor on q and k by it, transformers ignores it:"
+    " write their product as attention_factor, or leave it out",
     "mrope_section": "M-RoPE has positions of several axes, RoPE of one: write mrope(sections=…),"
     " or read the whole config with pe_jax.hf.encodings, if its type has one axis (a draft head)"
     " as like='qwen2_vl_text'",

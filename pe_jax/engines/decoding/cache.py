@@ -295,6 +295,11 @@ def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
         actual = jax.tree.map(jnp.shape, getattr(cache, name))
         needs = f"{encoding_checks.title(encoding)} needs {expected}"
         require(actual == expected, f"cache.{name}", actual, f"{needs}; {fix}")
+    for name in ("states", "far"):  # as a policy of half precision over all arrays casts them
+        for x in jax.tree.leaves(getattr(cache, name)):
+            if x.dtype != jnp.float32:
+                fix = "running sums and tables are float32; cast k and v alone"
+                raise TypeError(f"cache.{name} has dtype {x.dtype}: {fix}")
 
 
 @functools.lru_cache(256)

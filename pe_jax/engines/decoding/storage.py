@@ -187,7 +187,8 @@ def truncate(cache: Cache, length) -> Cache:
 
     Args:
       cache: as `extend` gives it.
-      length: an integer from 0 to the cache's length, known or not; the same for all rows.
+      length: an integer from 0 to the cache's length, known or not; the same for all rows. After
+        an unknown one that is out of range `extend` gives NaN, as for a cache that is full.
 
     Raises:
       ValueError: a known length that is out of range; data that is gone: rows of a window that
@@ -208,6 +209,9 @@ def truncate(cache: Cache, length) -> Cache:
         fix = "make it without window=, which extend then takes"
         require(same, "truncate", length, f"a window's rows were written over; {fix}")
     length = jnp.array(length, jnp.int32)  # a copy: a step may donate the cache
+    if now is None or then is None:  # `extend` gives NaN after one that is out of range
+        fits = (length >= 0) & (length <= cache.length)
+        length = jnp.where(fits, length, cache.capacity + 1)
     return dataclasses.replace(cache, length=length)
 
 
