@@ -410,7 +410,7 @@ def _not_text(raw: bytes) -> tuple[str, str]:
     if wide:
         return wide, f"convert it, as iconv -f {wide} -t UTF-8 does"
     # UTF-16 of other alphabets is often UTF-8 by chance, with a null in each space and line end.
-    if any(nulls) and (100 * sum(nulls) > len(raw) or not _is_utf8(raw)):
+    if any(nulls) and (sum(nulls) > 1 + len(raw) / 100 or not _is_utf8(raw)):
         return "binary", "take it out of the folder, or write its text to a file"
     return "", ""
 

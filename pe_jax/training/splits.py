@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pe_jax.validation import ConfigError
 
 SPLITS = ("train", "validation", "test")
-WORDS = {"train": "train", "training": "train", "test": "test", "tests": "test"}
-WORDS |= dict.fromkeys(("val", "valid", "validate", "validation", "dev"), "validation")
+WORDS = {"train": "train", "training": "train", "test": "test"}
+WORDS |= dict.fromkeys(("val", "valid", "validation", "dev"), "validation")
 PREFIX = "(my|news|wiki)?"  # newstest2013.en
 # Looks held out, but as validation or test?
 UNCLEAR = re.compile(
