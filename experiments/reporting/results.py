@@ -72,9 +72,10 @@ class Run:
         """Step → loss at the training length during training, or why there is none."""
         losses = {row["step"]: row.get("eval_loss") for row in self.metrics}
         evaluated = {step: float(x) for step, x in losses.items() if x is not None}
-        if not all(map(math.isfinite, evaluated.values())):
-            return self.status if self.status != "ok" else "not finite"
-        return self.status if self.status != "ok" else evaluated or "not evaluated"
+        if self.status != "ok":
+            return self.status
+        finite = all(map(math.isfinite, evaluated.values()))
+        return (evaluated or "not evaluated") if finite else "not finite"
 
 
 def _finite(saved: Sequence[float] | None) -> np.ndarray | str:

@@ -75,11 +75,10 @@ def read(folders: Sequence[Path]) -> list[Results]:
     names = short_names([*dict.fromkeys(specs)])
     series = [_renamed(part, names) for part in series]
     for first, other in itertools.pairwise(series):
-        specs = [x.reference.spec for x in (first, other) if x.reference]
-        if specs[0] != specs[1]:
+        ours, theirs = (x.reference and x.reference.spec for x in (first, other))
+        if ours != theirs:
             raise ConfigError(
-                f"{other.workdir}: its reference is {specs[1]}, that of {first.workdir} is"
-                f" {specs[0]}"
+                f"{other.workdir}: its reference is {theirs}, that of {first.workdir} is {ours}"
             )
         ours, theirs = (
             dict(results.flat(results.binding(part.manifest))) for part in (first, other)

@@ -19,7 +19,7 @@ from typing import Any
 from pe_jax.encodings.base import Params
 from pe_jax.hf import parents, rotary_keys, weights
 from pe_jax.hf.families import FAMILIES, NEAREST
-from pe_jax.hf.keys import LAYERS, Keys
+from pe_jax.hf.keys import LAYERS, LENGTHS, Keys
 from pe_jax.hf.layers import Family, LayerEncoding, checked, pattern
 from pe_jax.validation import is_int, nearest, require, shown
 
@@ -30,7 +30,6 @@ VISION = {  # of Qwen2-VL and 2.5-VL, whose vision configs have no model_type
     "qwen2_5_vl_vision": {"depth", "fullatt_block_indexes", "spatial_merge_size"},
 }
 BESIDE = ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor")
-LENGTHS = ("max_position_embeddings", "n_positions", "model_max_length")
 OWN_MASKS = ("gpt_neo", "openai-gpt", "xlnet")  # these do not read `is_causal`
 
 

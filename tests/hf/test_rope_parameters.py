@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import pe_jax
+from pe_jax import hf
 from pe_jax.encodings import mrope, rope, rope_scaling
 from pe_jax.encodings.rope_scaling import (
     NTK,
@@ -20,6 +21,7 @@ from pe_jax.encodings.rope_scaling import (
 )
 from tests.encodings.test_rope_scaling import DIM, LISTS
 from tests.faults.encoding_calls import refused
+from tests.hf.configs import LLAMA31
 
 HF = [
     (None, {}, pe_jax.make("rope")),
@@ -213,3 +215,23 @@ REFUSED = [
 @pytest.mark.parametrize("parameters, more, words", REFUSED)
 def test_what_cannot_be_read_of_a_config_is_an_error(parameters, more, words):
     refused(lambda: rope_scaling.from_hf(parameters, **{"head_dim": DIM, **more}), *words)
+
+
+def test_factors_of_released_scalings():
+    mscale = {"short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122}
+    lists = {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+    sizes = {**LLAMA31, "model_type": "phimoe", "original_max_position_embeddings": 4096}
+    (layer, *_) = hf.encodings({**sizes, "rope_scaling": lists | mscale})  # Phi-3.5-MoE
+    assert layer.encoding.scaling.attention_factor == 1.243163121016122
+    with pytest.raises(ValueError, match="two factors"):
+        hf.encodings({**sizes, "rope_scaling": lists | mscale | {"short_mscale": 1.0}})
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    with pytest.raises(ValueError, match="attn_factor=.*: vLLM multiplies"):  # DeepSeek-R1-0528
+        hf.encodings({**LLAMA31, "rope_scaling": yarn | {"attn_factor": 0.8782}})
+    both = {"interleaved": True, "mrope_interleaved": True, "mrope_section": [24, 20, 20]}
+    omni = {**LLAMA31, "model_type": "qwen3_omni_moe_text", "rope_scaling": both}
+    assert hf.encodings(omni)[0].encoding.interleaved
+    with pytest.raises(ValueError, match="interleaved=False"):
+        hf.encodings({**omni, "rope_scaling": both | {"interleaved": False}})
+    beside = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": {}}
+    assert hf.encodings({**LLAMA31, **beside})[0].encoding == pe_jax.make("rope", base=5e5)
