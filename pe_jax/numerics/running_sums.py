@@ -6,6 +6,7 @@ rounded sum and what it rounded off (Dekker's and Knuth's exact addition), so th
 difference is relative to the difference, not to the sums.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -45,29 +46,61 @@ def _add(x: tuple, y: tuple) -> tuple:
     return total, rest - (total - high)
 
 
+SMALL = 2**15  # sums for which one loop, quick to compile, is fast enough
+
+
 @jax.custom_jvp
 def _sums(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
     start = steps, jnp.zeros_like(steps)
-    if jax.export.is_symbolic_dim(steps.shape[-2]):
-        return _by_doubling(start)
-    return jax.lax.associative_scan(_add, start, axis=-2)
+    if jax.export.is_symbolic_dim(steps.size):  # Python can neither compare nor halve it
+        length = jnp.asarray(steps.shape[-2], jnp.int32)
+        return _scan_in_place(start, 31 - jax.lax.clz(length))
+    return _scan(start)
 
 
-def _by_doubling(sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Sums of 1, 2, 4, … tokens up to each one, for a length that is known only at run time.
+def _scan(sums: tuple) -> tuple:
+    """`jax.lax.associative_scan(_add, sums, axis=-2)`: the same additions, in the same order.
 
-    `associative_scan` halves the length in Python, which a symbolic one does not allow.
+    That halves the length until one token is left, in new code each time, which takes a second to
+    compile. Here halving ends when the sums are few.
     """
     length = sums[0].shape[-2]
-    index = jnp.arange(length, dtype=jnp.int32)[:, None]
+    if length < 2:
+        return sums
+    if sums[0].size <= SMALL:
+        return _scan_in_place(sums, length.bit_length() - 1)
+    pairs = _add(tuple(x[..., :-1:2, :] for x in sums), tuple(x[..., 1::2, :] for x in sums))
+    odd = _scan(pairs)
+    before = tuple(x[..., : (length - 1) // 2, :] for x in odd)
+    even = _add(before, tuple(x[..., 2::2, :] for x in sums))
+    even = (jnp.concatenate([x[..., :1, :], y], axis=-2) for x, y in zip(sums, even, strict=True))
+    return tuple(map(_interleaved, even, odd))
 
-    def double(carry):
-        count, sums = carry
-        before = (jnp.where(index < count, 0, jnp.roll(x, count, axis=-2)) for x in sums)
-        return 2 * count, _add(tuple(before), sums)
 
-    carry = jnp.asarray(1, jnp.int32), sums
-    return jax.lax.while_loop(lambda carry: carry[0] < length, double, carry)[1]
+def _interleaved(even: jax.Array, odd: jax.Array) -> jax.Array:
+    """Tokens 0, 2, 4, … and 1, 3, 5, … as one sequence."""
+    *lead, count, width = even.shape
+    length = count + odd.shape[-2]
+    odd = jnp.pad(odd, [(0, 0)] * len(lead) + [(0, 2 * count - length), (0, 0)])
+    return jnp.stack([even, odd], axis=-2).reshape(*lead, 2 * count, width)[..., :length, :]
+
+
+def _scan_in_place(sums: tuple, levels: int | jax.Array) -> tuple:
+    """As `_scan`, in one loop. `levels` is the length's logarithm to base 2, rounded down.
+
+    A step adds to every second, fourth, eighth, … token the sum of half as many tokens before it;
+    the steps back give the tokens between them theirs.
+    """
+    index = jnp.arange(sums[0].shape[-2], dtype=jnp.int32)[:, None]
+
+    def step(n, sums):
+        distance = 1 << jnp.minimum(n, 2 * levels - 1 - n)
+        turn = (index + 1) % (2 * distance) == jnp.where(n < levels, 0, distance)
+        added = _add(tuple(jnp.roll(x, distance, axis=-2) for x in sums), sums)
+        select = functools.partial(jnp.where, turn & (index >= distance))
+        return tuple(map(select, added, sums))
+
+    return jax.lax.fori_loop(0, 2 * levels, step, sums)
 
 
 @_sums.defjvp

@@ -86,6 +86,19 @@ def test_differences_of_long_sums_keep_their_precision(run):
     assert np.abs(plain - steps[1:]).max() > 0.01  # what a plain sum would have given
 
 
+@pytest.mark.parametrize("count", [1, 1023], ids=["few", "many"])
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 97, 128])
+def test_sums_are_those_of_the_scan_in_jax_to_the_bit(length, count):
+    steps = np.random.default_rng(0).standard_normal((2, length, count), np.float32)
+
+    @jax.jit
+    def scanned(steps):
+        start = steps, jnp.zeros_like(steps)
+        return jnp.stack(jax.lax.associative_scan(running_sums._add, start, axis=-2), axis=-1)
+
+    np.testing.assert_array_equal(jax.jit(running_sums.total)(steps), scanned(steps))
+
+
 def test_a_sum_goes_on_from_where_it_was():
     steps = np.random.default_rng(0).uniform(-9, 0, (2, 40, 3)).astype(np.float32)
     total = jax.jit(running_sums.total)
