@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec
 
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
-from pe_jax.numerics import angles
+from pe_jax.numerics import angles, linear_algebra
 from pe_jax.numerics.arrays import align, explicit_axes, require_array
 from pe_jax.numerics.position_arrays import as_positions, check_axes, check_exact
 from pe_jax.validation import is_int, is_real, require, require_bool
@@ -48,7 +48,7 @@ def exponential(skew: jax.Array) -> jax.Array:
 @jax.custom_jvp
 def _eigen(skew: jax.Array) -> tuple[jax.Array, jax.Array]:
     hermitian = jax.lax.complex(jnp.zeros_like(skew), skew)
-    angles, vectors = jnp.linalg.eigh(hermitian, symmetrize_input=False)
+    angles, vectors = linear_algebra.eigh(hermitian)
     return (angles - angles[..., ::-1]) / 2, vectors  # pairs of ±: else the product is not real
 
 

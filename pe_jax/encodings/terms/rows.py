@@ -23,6 +23,7 @@ from pe_jax.encodings.terms.term import (
     static,
 )
 from pe_jax.numerics.arrays import repeat_heads, varying_like
+from pe_jax.numerics.linear_algebra import solve_unit_lower
 
 EXACT = jax.lax.Precision.HIGHEST
 BLOCK = 32  # columns that are summed by one small matrix product
@@ -179,8 +180,7 @@ class PathProduct(Term):
         u_k = jnp.where(later, einsum("bhte,bhje->bhtj", u, keys), 0)
         q_w = einsum("bhie,bhse->bhis", x, w)
         q_w = jnp.where(_order(q.tokens, k.tokens, 0), q_w, 0)
-        u_w = jnp.broadcast_to(u_w + jnp.eye(u_w.shape[-1], dtype=u_w.dtype)[None, None], u_k.shape)
-        solved = jax.scipy.linalg.solve_triangular(u_w, u_k, lower=True, unit_diagonal=True)
+        solved = solve_unit_lower(jnp.broadcast_to(u_w, u_k.shape), u_k)
         lost = einsum("bhis,bhsj->bhij", q_w, solved)
         return einsum("bhie,bhje->bhij", x, keys) - lost
 

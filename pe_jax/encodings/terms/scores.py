@@ -5,6 +5,7 @@ A axes of a position, C numbers of a state or a formula, n any shape. `distance 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,7 @@ class ChannelDecay(Term):
     reads = "pairs"
     by_head = True
     reads_keys = True
+    slow_on_diagonal = True
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -67,15 +69,19 @@ def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -
     if q.shape[2] == 1:
         return fade(*rows, *columns).sum(-1)[:, :, None]
 
+    start = jnp.zeros((*q.shape[:3], k.shape[2]), jnp.float32)
+    ones_of_rows, ones_of_columns = jnp.ones_like(start[0, 0, :, 0]), jnp.ones_like(start[0, 0, 0])
+    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
     @jax.checkpoint
     def add(total, channel):
-        return total + fade(*channel), None
+        # Products with ones, not broadcasts: so the gradients of the six are products too, where
+        # each would have a loop that computes the exponential again.
+        rows = (product("bhr,c->bhrc", x, ones_of_columns) for x in channel[:3])
+        columns = (product("bhc,r->bhrc", x, ones_of_rows) for x in channel[3:])
+        return total + fade(*rows, *columns), None
 
-    channels = (
-        *(jnp.moveaxis(x, -1, 0)[..., :, None] for x in rows),
-        *(jnp.moveaxis(x, -1, 0)[..., None, :] for x in columns),
-    )
-    start = jnp.zeros((*q.shape[:3], k.shape[2]), jnp.float32)
+    channels = [jnp.moveaxis(x, -1, 0) for x in (*rows, *columns)]
     return jax.lax.scan(add, varying_like(start, channels), channels)[0]
 
 

@@ -86,6 +86,7 @@ class Term:
     distances: ClassVar[str] = ""  # by distance alone: a "formula", a "bias" or "vectors"
     by_head: ClassVar[bool] = False  # axis 0 of its arrays is heads; a head needs its entry alone
     hides: ClassVar[bool] = False  # it hides pairs: `visible`
+    slow_on_diagonal: ClassVar[bool] = False  # a pair costs more unless its key is far behind
     reads_keys: bool = False  # it reads the states of keys too, not only of queries
     halved: ClassVar[bool] = False  # one half of its state is of queries, the other of keys
     by_length: bool = False  # its rotations take the length of each token's document

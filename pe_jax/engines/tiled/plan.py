@@ -136,7 +136,8 @@ def make_plan(
         for how, term in zip(by_distance, terms, strict=True)
     )
     by_head &= not on_ring
-    grid, groups = arrange(queries, keys, sizes, devices, by_head, _reach(terms))
+    slow = any(term.slow_on_diagonal for term in terms)
+    grid, groups = arrange(queries, keys, sizes, devices, by_head, _reach(terms), slow)
     lengths = queries[2], keys[1]
     inside = [term for term in terms if term.reads != "outside"]
     sums = any(term.reads == "later keys" for term in inside)

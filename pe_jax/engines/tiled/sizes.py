@@ -4,7 +4,8 @@ On a CPU a tile holds two heads or more (XLA splits elementwise loops over the l
 one for each core), and the heads take turns: the data of a tile stays in the caches. For short rows
 it holds few scores of many heads: half of a large tile would be hidden, and its scores would leave
 the caches. That is not so where vectors of distances reach over several small tiles, each of which
-would multiply its own part of them. On other devices, and on several, a tile holds all heads, so
+would multiply its own part of them. Tiles are small at any length where pairs near the diagonal cost
+much more than others. On other devices, and on several, a tile holds all heads, so
 that a sharded batch or head axis is never looped over; its sides halve until it fits MOST scores
 per device.
 """
@@ -65,6 +66,7 @@ def arrange(
     devices: int = 1,
     by_head: bool = True,
     reach: int = 0,
+    slow_on_diagonal: bool = False,
 ) -> tuple[Grid, Groups]:
     """The tiles of a call and the groups of heads that take turns.
 
@@ -75,12 +77,14 @@ def arrange(
       devices: how many share the call.
       by_head: whether a tile may hold some of the heads.
       reach: the greatest distance within which vectors of distances differ.
+      slow_on_diagonal: whether tiles on the diagonal cost much more than others.
     """
     (batch, heads, length), (kv_heads, keys_length) = queries, keys
     turns = by_head and alone(devices)
     pairs = 1 if turns else -(-batch * heads // devices)
-    short = turns and max(length, keys_length) <= SHORT and reach <= SMALL
-    side = SMALL if short else VECTORS if reach else LARGEST
+    short = max(length, keys_length) <= SHORT and reach <= SMALL
+    small = turns and (short or slow_on_diagonal)
+    side = SMALL if small else VECTORS if reach else LARGEST
     rows, columns = (_even(n, _side(side, pairs, n)) for n in (length, keys_length))
     rows = rows if sizes.rows is None else min(sizes.rows, length)
     columns = columns if sizes.columns is None else min(sizes.columns, keys_length)

@@ -1,0 +1,66 @@
+"""Eigenvectors and triangular systems of many matrices, which on a CPU LAPACK takes one by one.
+
+Given a batch, jaxlib's calls of LAPACK leave the matrices to XLA's threads and wait for them on one
+of these (`ParallelBatchMap`, jaxlib 0.10.2). With as many calls at a time as there are threads, all
+of them wait for ever: on two cores, the two systems in the gradient of one, or the eigenvectors of
+two layers. A call with one matrix does not wait. n any shape.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def eigh(hermitian: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues [*n, b], rising, and eigenvectors [*n, b, b] of Hermitian matrices [*n, b, b]."""
+    return _one_by_one(functools.partial(jnp.linalg.eigh, symmetrize_input=False), hermitian)
+
+
+def solve_unit_lower(lower: jax.Array, right: jax.Array) -> jax.Array:
+    """X [*n, T, S] of (I + L) X = R: `lower` [*n, T, T] is L, 0 on and above the diagonal.
+
+    The derivative solves one further system, where that of JAX's `solve_triangular` solves two.
+    """
+    unit = lower + jnp.eye(lower.shape[-1], dtype=lower.dtype)
+    system = functools.partial(
+        jax.lax.linalg.triangular_solve, left_side=True, lower=True, unit_diagonal=True
+    )
+    transposed = functools.partial(system, transpose_a=True)
+    return jax.lax.custom_linear_solve(
+        functools.partial(jnp.matmul, unit, precision=jax.lax.Precision.HIGHEST),
+        right,
+        lambda _, right: _one_by_one(system, unit, right),
+        lambda _, right: _one_by_one(transposed, unit, right),
+    )
+
+
+def _one_by_one(f: Callable, *matrices: jax.Array) -> Any:
+    """f of matrices [*n, b, c] → arrays [*n, …]; under `vmap` too."""
+    call = jax.custom_batching.custom_vmap(functools.partial(_unless_shared, f))
+
+    @call.def_vmap
+    def batched(size, is_batched, *matrices):
+        each = zip(matrices, is_batched, strict=True)
+        out = call(*(x if its else jnp.broadcast_to(x, (size, *x.shape)) for x, its in each))
+        return out, jax.tree.map(lambda _: True, out)
+
+    return call(*matrices)
+
+
+def _unless_shared(f: Callable, *matrices: jax.Array) -> Any:
+    mesh = jax.sharding.get_abstract_mesh()
+    if not (mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual):
+        return f(*matrices)  # taking turns would gather a batch that devices share
+    return jax.lax.platform_dependent(
+        *matrices, cpu=functools.partial(_in_turn, f), default=lambda *matrices: f(*matrices)
+    )
+
+
+def _in_turn(f: Callable, *matrices: jax.Array) -> Any:
+    batch = matrices[0].shape[:-2]
+    flat = tuple(x.reshape(-1, *x.shape[-2:]) for x in matrices)
+    out = jax.lax.map(lambda each: f(*each), flat)
+    return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), out)
