@@ -4,10 +4,9 @@ On a CPU a tile holds two heads or more (XLA splits elementwise loops over the l
 one for each core), and the heads take turns: the data of a tile stays in the caches. For short rows
 it holds few scores of many heads: half of a large tile would be hidden, and its scores would leave
 the caches. That is not so where vectors of distances reach over several small tiles, each of which
-would multiply its own part of them. Tiles are small at any length where pairs near the diagonal cost
-much more than others. On other devices, and on several, a tile holds all heads, so
-that a sharded batch or head axis is never looped over; its sides halve until it fits MOST scores
-per device.
+would multiply its own part of them. Where pairs near the diagonal cost much more than others, tiles
+are small at any length. On other devices, and on several, a tile holds all heads, so that a sharded
+batch or head axis is never looped over; its sides halve until it fits MOST scores per device.
 """
 
 import dataclasses
