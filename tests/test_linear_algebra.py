@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, PartitionSpec
 from jax.test_util import check_grads
 
 import pe_jax
@@ -28,6 +28,8 @@ def test_a_system_is_solved_and_so_are_its_derivatives():
     unit = LOWER.astype(np.float64) + np.eye(6)
     want = np.linalg.solve(unit, RIGHT.astype(np.float64))
     np.testing.assert_allclose(linear_algebra.solve_unit_lower(LOWER, RIGHT), want, rtol=1e-4)
+    empty = linear_algebra.solve_unit_lower(LOWER[..., :0, :0], RIGHT[..., :0, :])
+    assert empty.shape == (2, 3, 0, 4)
     below = np.tril(np.ones((6, 6), np.float32), -1)
     f = lambda x, y: linear_algebra.solve_unit_lower(x * below, y)  # noqa: E731
     check_grads(f, (LOWER, RIGHT), order=1, atol=0.02, rtol=0.02)
@@ -70,3 +72,8 @@ def test_devices_that_share_a_batch_keep_it():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     with jax.set_mesh(mesh):
         assert batches(linear_algebra.eigh, LOWER + np.swapaxes(LOWER, -1, -2)) == [6]
+    split = {"in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
+    alone = jax.shard_map(linear_algebra.solve_unit_lower, mesh=mesh, **split)
+    assert batches(alone, LOWER, RIGHT) == [1]
+    want = linear_algebra.solve_unit_lower(LOWER, RIGHT)
+    np.testing.assert_allclose(alone(LOWER, RIGHT), want, rtol=1e-6)

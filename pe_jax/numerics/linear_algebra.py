@@ -7,6 +7,7 @@ two layers. A call with one matrix does not wait. n any shape.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,6 @@ def _unless_shared(f: Callable, *matrices: jax.Array) -> Any:
 
 def _in_turn(f: Callable, *matrices: jax.Array) -> Any:
     batch = matrices[0].shape[:-2]
-    flat = tuple(x.reshape(-1, *x.shape[-2:]) for x in matrices)
+    flat = tuple(x.reshape(math.prod(batch), *x.shape[-2:]) for x in matrices)
     out = jax.lax.map(lambda each: f(*each), flat)
     return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), out)
