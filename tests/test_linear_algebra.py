@@ -1,5 +1,6 @@
 """LAPACK on a CPU: it never has a batch, and a system's derivative costs one more system."""
 
+import functools
 import re
 
 import jax
@@ -68,12 +69,15 @@ def test_encodings_give_lapack_one_matrix_at_a_time(spec):
     assert counts and set(counts) == {1}
 
 
-def test_devices_that_share_a_batch_keep_it():
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    with jax.set_mesh(mesh):
-        assert batches(linear_algebra.eigh, LOWER + np.swapaxes(LOWER, -1, -2)) == [6]
+def test_devices_that_share_a_batch_take_turns_too():
+    hermitian = LOWER + np.swapaxes(LOWER, -1, -2)
+    make = functools.partial(jax.make_mesh, (2,), ("data",))
+    shared, explicit = (make(axis_types=(axis,)) for axis in (AxisType.Auto, AxisType.Explicit))
+    for mesh, count in ((shared, 1), (explicit, 6)):
+        with jax.set_mesh(mesh):
+            assert batches(linear_algebra.eigh, hermitian) == [count]
     split = {"in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
-    alone = jax.shard_map(linear_algebra.solve_unit_lower, mesh=mesh, **split)
+    alone = jax.shard_map(linear_algebra.solve_unit_lower, mesh=shared, **split)
     assert batches(alone, LOWER, RIGHT) == [1]
     want = linear_algebra.solve_unit_lower(LOWER, RIGHT)
     np.testing.assert_allclose(alone(LOWER, RIGHT), want, rtol=1e-6)

@@ -3,7 +3,8 @@
 Given a batch, jaxlib's calls of LAPACK leave the matrices to XLA's threads and wait for them on one
 of these (`ParallelBatchMap`, jaxlib 0.10.2). With as many calls at a time as there are threads, all
 of them wait for ever: on two cores, the two systems in the gradient of one, or the eigenvectors of
-two layers. A call with one matrix does not wait. n any shape.
+two layers. A call with one matrix does not wait. Devices that share a batch each do all of it then;
+on a mesh of Explicit axes a call keeps its batch. n any shape.
 """
 
 import functools
@@ -13,6 +14,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from pe_jax.numerics.arrays import explicit_axes
 
 
 def eigh(hermitian: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -40,7 +43,7 @@ def solve_unit_lower(lower: jax.Array, right: jax.Array) -> jax.Array:
 
 def _one_by_one(f: Callable, *matrices: jax.Array) -> Any:
     """f of matrices [*n, b, c] → arrays [*n, …]; under `vmap` too."""
-    call = jax.custom_batching.custom_vmap(functools.partial(_unless_shared, f))
+    call = jax.custom_batching.custom_vmap(functools.partial(_on_any_device, f))
 
     @call.def_vmap
     def batched(size, is_batched, *matrices):
@@ -51,10 +54,9 @@ def _one_by_one(f: Callable, *matrices: jax.Array) -> Any:
     return call(*matrices)
 
 
-def _unless_shared(f: Callable, *matrices: jax.Array) -> Any:
-    mesh = jax.sharding.get_abstract_mesh()
-    if not (mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual):
-        return f(*matrices)  # taking turns would gather a batch that devices share
+def _on_any_device(f: Callable, *matrices: jax.Array) -> Any:
+    if explicit_axes():  # turns would merge axes that devices share, which these do not allow
+        return f(*matrices)
     return jax.lax.platform_dependent(
         *matrices, cpu=functools.partial(_in_turn, f), default=lambda *matrices: f(*matrices)
     )
