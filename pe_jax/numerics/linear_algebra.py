@@ -14,8 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-from pe_jax.numerics.arrays import explicit_axes
+from jax.sharding import AxisType
 
 
 def eigh(hermitian: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -55,8 +54,9 @@ def _one_by_one(f: Callable, *matrices: jax.Array) -> Any:
 
 
 def _on_any_device(f: Callable, *matrices: jax.Array) -> Any:
-    if explicit_axes():  # turns would merge axes that devices share, which these do not allow
-        return f(*matrices)
+    meshes = (jax.typeof(x).sharding.mesh for x in matrices)  # in force or not
+    if any(AxisType.Explicit in mesh.axis_types for mesh in meshes):
+        return f(*matrices)  # turns would merge axes that devices share, which these do not allow
     return jax.lax.platform_dependent(
         *matrices, cpu=functools.partial(_in_turn, f), default=lambda *matrices: f(*matrices)
     )

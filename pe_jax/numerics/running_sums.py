@@ -46,7 +46,7 @@ def _add(x: tuple, y: tuple) -> tuple:
     return total, rest - (total - high)
 
 
-SMALL = 2**15  # sums for which one loop, quick to compile, is fast enough
+FEW = 2**15  # sums for which one loop, quick to compile, is fast enough
 
 
 @jax.custom_jvp
@@ -67,7 +67,7 @@ def _scan(sums: tuple) -> tuple:
     length = sums[0].shape[-2]
     if length < 2:
         return sums
-    if sums[0].size <= SMALL:
+    if sums[0].size <= FEW:
         return _scan_in_place(sums, length.bit_length() - 1)
     pairs = _add(tuple(x[..., :-1:2, :] for x in sums), tuple(x[..., 1::2, :] for x in sums))
     odd = _scan(pairs)

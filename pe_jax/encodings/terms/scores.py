@@ -70,15 +70,15 @@ def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -
         return fade(*rows, *columns).sum(-1)[:, :, None]
 
     start = jnp.zeros((*q.shape[:3], k.shape[2]), jnp.float32)
-    ones_of_rows, ones_of_columns = jnp.ones_like(start[0, 0, :, 0]), jnp.ones_like(start[0, 0, 0])
+    per_row, per_column = (jnp.ones(n, jnp.float32) for n in start.shape[2:])
     product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
     @jax.checkpoint
     def add(total, channel):
         # Products with ones, not broadcasts: so the gradients of the six are products too, where
         # each would have a loop that computes the exponential again.
-        rows = (product("bhr,c->bhrc", x, ones_of_columns) for x in channel[:3])
-        columns = (product("bhc,r->bhrc", x, ones_of_rows) for x in channel[3:])
+        rows = (product("bhr,c->bhrc", x, per_column) for x in channel[:3])
+        columns = (product("bhc,r->bhrc", x, per_row) for x in channel[3:])
         return total + fade(*rows, *columns), None
 
     channels = [jnp.moveaxis(x, -1, 0) for x in (*rows, *columns)]
