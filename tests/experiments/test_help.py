@@ -183,16 +183,20 @@ def test_a_program_that_cannot_ask_for_huge_pages_starts_as_it_is(monkeypatch):
     started: list = []
     monkeypatch.setattr(os, "execv", lambda *call: started.append(call))
     monkeypatch.setattr(sys, "argv", ["-m"])
-    monkeypatch.setattr(Path, "read_text", lambda path: "always [madvise] never")
     for name in ("GLIBC_TUNABLES", "PE_JAX_STARTED_AGAIN"):
         monkeypatch.setenv(name, "")  # restored afterwards
         monkeypatch.delenv(name)
-    ask = experiments._ask_for_huge_pages
-    ask()
+
+    def ask_under(policy):
+        with monkeypatch.context() as patch:  # no longer: pytest reads files too
+            patch.setattr(Path, "read_text", policy)
+            experiments._ask_for_huge_pages()
+
+    ask_under(lambda path: "always [madvise] never")
     ((binary, arguments),) = started
     assert os.path.samefile(binary, "/proc/self/exe") and arguments == sys.orig_argv
     monkeypatch.delenv("GLIBC_TUNABLES")
-    ask()
+    ask_under(lambda path: "always [madvise] never")
     assert len(started) == 1
     monkeypatch.delenv("PE_JAX_STARTED_AGAIN")
 
@@ -200,8 +204,7 @@ def test_a_program_that_cannot_ask_for_huge_pages_starts_as_it_is(monkeypatch):
         raise PermissionError(path)
 
     for policy in (lambda path: "always madvise [never]", denied):
-        monkeypatch.setattr(Path, "read_text", policy)
-        ask()
+        ask_under(policy)
     assert len(started) == 1
 
 
