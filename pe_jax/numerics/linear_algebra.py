@@ -27,16 +27,15 @@ def solve_unit_lower(lower: jax.Array, right: jax.Array) -> jax.Array:
 
     The derivative solves one further system, where that of JAX's `solve_triangular` solves two.
     """
-    unit = lower + jnp.eye(lower.shape[-1], dtype=lower.dtype)
     system = functools.partial(
         jax.lax.linalg.triangular_solve, left_side=True, lower=True, unit_diagonal=True
     )
     transposed = functools.partial(system, transpose_a=True)
     return jax.lax.custom_linear_solve(
-        functools.partial(jnp.matmul, unit, precision=jax.lax.Precision.HIGHEST),
+        lambda x: x + jnp.matmul(lower, x, precision=jax.lax.Precision.HIGHEST),
         right,
-        lambda _, right: _one_by_one(system, unit, right),
-        lambda _, right: _one_by_one(transposed, unit, right),
+        lambda _, right: _one_by_one(system, lower, right),
+        lambda _, right: _one_by_one(transposed, lower, right),
     )
 
 
@@ -57,9 +56,7 @@ def _on_any_device(f: Callable, *matrices: jax.Array) -> Any:
     meshes = (jax.typeof(x).sharding.mesh for x in matrices)  # in force or not
     if any(AxisType.Explicit in mesh.axis_types for mesh in meshes):
         return f(*matrices)  # turns would merge axes that devices share, which these do not allow
-    return jax.lax.platform_dependent(
-        *matrices, cpu=functools.partial(_in_turn, f), default=lambda *matrices: f(*matrices)
-    )
+    return jax.lax.platform_dependent(*matrices, cpu=functools.partial(_in_turn, f), default=f)
 
 
 def _in_turn(f: Callable, *matrices: jax.Array) -> Any:
