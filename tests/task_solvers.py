@@ -109,6 +109,12 @@ def recall_all(question):
     return [known[key] for key in asked]
 
 
+def mqar(question):
+    """None where no value is asked for."""
+    values = recall_all(question)
+    return [None] * (2 * len(values)) + values
+
+
 def selective_copying(question):
     assert len(question) - question.count(10) == 4
     return [symbol for symbol in question if symbol != 10]
@@ -286,7 +292,9 @@ SOLVERS = {
     "recall": recall,
     "passkey": passkey,
     "recall_all": recall_all,
+    "mqar": mqar,
     "needles": needles,
+    "needles_continued": needles,
     "variables": variables,
     "selective_copying": selective_copying,
     "needles_queries": functools.partial(needles, queries=2),
@@ -305,5 +313,5 @@ SOLVERS = {
 SHORTER = {  # how many symbols a question may have less than was asked for
     **dict.fromkeys(("modular_arithmetic", "missing_duplicate", "polynomial", "recall"), 1),
     **dict.fromkeys(("variables", "flip_flop"), 1),
-    **dict.fromkeys(("lego", "recall_all"), 2),
+    **dict.fromkeys(("lego", "recall_all", "mqar"), 2),
 }

@@ -50,14 +50,16 @@ def check_encoder(name, batch):
         *(batch[key].tolist() for key in ("tokens", "targets", "segments", "weights")), strict=True
     ):
         asked = sum(segments) if task.in_place else tokens.index(tasks.SEP)
-        answer = [s + LETTERS for s in SOLVERS[name]([s - LETTERS for s in tokens[:asked]])]
-        answer += [tasks.EOS] * task.stops
+        solved = SOLVERS[name]([s - LETTERS for s in tokens[:asked]])
+        unscored = solved.count(None)
+        assert None not in solved[unscored:]
+        answer = [s + LETTERS for s in solved[unscored:]] + [tasks.EOS] * task.stops
         slots = task.slots(asked)
         rest = len(tokens) - asked - slots
-        assert len(answer) <= (asked if task.in_place else slots) and rest >= 0
+        assert len(answer) + unscored <= (asked if task.in_place else slots) and rest >= 0
         assert tokens[asked:] == [tasks.SEP] * slots + [tasks.PAD] * rest
         assert segments == [1] * (asked + slots) + [0] * rest
-        first = 0 if task.in_place else asked
+        first = unscored if task.in_place else asked
         scored = slice(first, first + len(answer))
         assert targets[scored] == answer and weights[scored] == [1.0] * len(answer)
         assert sum(weights) == len(answer)
@@ -144,14 +146,19 @@ def test_lengths_that_a_task_does_not_have_are_refused(name, low, high, words):
 def solve(name, row):
     """From the tokens of a decoder's row to the answer that it must hold, and its length."""
     row = [int(token) for token in row]
-    assert row[0] == tasks.BOS
-    question = row[1 : row.index(tasks.SEP)]
+    assert row[0] == tasks.BOS and (tasks.SEP in row) != tasks.TASKS[name].continues
+    end = (
+        row.index(tasks.EOS) - lookup.DIGITS
+        if tasks.TASKS[name].continues
+        else row.index(tasks.SEP)
+    )
+    question = row[1:end]
     assert question and min(question) >= LETTERS
     answer = SOLVERS[name]([s - LETTERS for s in question])
     return [*(s + LETTERS for s in answer), tasks.EOS], len(question)
 
 
-@pytest.mark.parametrize("name", ["copy", "stack_manipulation", "recall"])
+@pytest.mark.parametrize("name", ["copy", "stack_manipulation", "recall", "needles_continued"])
 def test_a_decoder_reads_the_question_and_is_scored_on_the_answer_alone(name):
     task = tasks.TASKS[name]
     batch = next(data.train_iterator(task, None, length=40, batch=COUNT, seed=0))
@@ -161,9 +168,10 @@ def test_a_decoder_reads_the_question_and_is_scored_on_the_answer_alone(name):
     ):
         answer, length = solve(name, tokens)
         lengths.add(length)
-        used = length + len(answer) + 2
+        before = length + (1 if task.continues else 2)
+        used = before + len(answer)
         assert tokens[weights == 1].tolist() == answer
-        assert np.flatnonzero(weights).tolist() == list(range(length + 2, used))
+        assert np.flatnonzero(weights).tolist() == list(range(before, used))
         assert (segments == (np.arange(41) < used)).all() and not tokens[used:].any()
         assert tokens.max() < task.vocab
     longest = task.fitting(41)
@@ -257,7 +265,8 @@ def test_a_decoder_is_scored_on_what_was_asked_for_in_the_longest_questions(name
 def test_two_needles_or_names_may_be_in_any_order_and_share_a_question_with_others():
     task = lookup.needles
     draw = jax.vmap(lambda key: task(key, 40, 40, queries=2, values=3))
-    for row, answer in zip(*draw(jax.random.split(jax.random.key(0), COUNT))[::2], strict=True):
+    drawn = draw(jax.random.split(jax.random.key(0), COUNT))
+    for row, answer in zip(drawn.question, drawn.answer, strict=True):
         assert needles(row.tolist(), queries=2, values=3) == answer.tolist()
     asked = rows("needles_queries", 30, 30)["tokens"][:, 28:30].tolist()
     places = [
@@ -317,10 +326,11 @@ def test_commutators_of_both_groups_are_a5_which_is_not_solvable():
         assert {permutations[c] for c in products.flat} == {*A5}
 
 
-@pytest.mark.parametrize("name", ["a5", "s5"])
+@pytest.mark.parametrize("name", ["a5", "s5", "mqar"])
 def test_what_is_answered_in_place_is_the_same_for_decoders_and_has_no_next_tokens(name):
     task = tasks.TASKS[name]
-    jax.tree.map(np.testing.assert_array_equal, rows(name, 1, 9), rows(name, 1, 9, causal=True))
+    low = task.shortest
+    jax.tree.map(np.testing.assert_array_equal, rows(name, low, 9), rows(name, low, 9, causal=True))
     assert task.read(9, causal=True) == task.read(9, causal=False) == 9
     words = f"synthetic:{name} is answered at the question's places"
     with pytest.raises(ValueError, match=words):

@@ -3,7 +3,7 @@
     batch = tasks.batch(tasks.TASKS["reverse_string"], key, 64, low=1, high=40)
 
 One line per task: the fifteen of Delétang et al. and Ruoss et al. (arXiv 2207.02098, 2305.16843),
-those of Kazemnejad et al. (2305.19466), retrieval (associative recall of one key or of all, a
+those of Kazemnejad et al. (2305.19466), retrieval (associative recall of one key or of all, MQAR, a
 passkey, needles, variables, selective copying, facts among other words as in BABILong), counting
 words (RULER), state tracking (also word problems of A5 and S5), and indexing by place, by content
 or by both (2509.10534). Kazemnejad's parity is parity_check; left out are SCAN, a fixed set
@@ -62,11 +62,12 @@ def _number(short: str, draw: Any, base: int, lowest_first: bool) -> Task:
     return Task(short, draw, base + 1, lambda n: n, stops=True, shortest=3)
 
 
-def _needles(short: str, queries: int, values: int) -> Task:
+def _needles(short: str, queries: int, values: int, continues: bool = False) -> Task:
     draw = functools.partial(lookup.needles, queries=queries, values=values)
     least, most = 4 * queries * values + queries, 4 * lookup.NEEDLES + 4 * values - 1 + queries
     slots = lookup.DIGITS * queries * values
-    return Task(short, draw, 10 + lookup.NEEDLES, lambda n: slots, shortest=least, longest=most)
+    limits = {"shortest": least, "longest": most}
+    return Task(short, draw, 10 + lookup.NEEDLES, lambda n: slots, continues, **limits)
 
 
 def _group(short: str, degree: int, even: bool) -> Task:
@@ -119,7 +120,16 @@ _ALL = (
         shortest=3,
         longest=3 * lookup.KEYS + 2,
     ),
+    Task(
+        "mqar",
+        lookup.mqar,
+        2 * lookup.KEYS,
+        lambda n: 0,
+        shortest=3,
+        longest=3 * lookup.KEYS + 2,
+    ),
     _needles("needles", 1, 1),
+    _needles("needles_continued", 1, 1, continues=True),
     Task(
         "variables", lookup.variables, 10 + lookup.NAMES, shortest=3, longest=2 * lookup.NAMES + 2
     ),

@@ -7,7 +7,8 @@ fixed shapes (N, the longest question, and the slots of its answer). Two layouts
   (arXiv 2305.16843). Only the encoding tells it where a token is.
 * a decoder reads `BOS question SEP answer EOS` and is scored on the answer and its end (arXiv
   2305.19466). Its causal mask also carries order. All tokens are right if each is the argmax after
-  those before it, that is, if greedy decoding writes the answer.
+  those before it, that is, if greedy decoding writes the answer. If a task `continues`, there is no
+  SEP: the answer comes directly after the last symbol of the question.
 
 A task `in_place` answers each symbol at its index: encoder and decoder read the question alone, and
 the targets are not the next tokens.
@@ -38,6 +39,7 @@ class Example(NamedTuple):
     asked: Any  # number of symbols of the question that are not padding: int32 []
     answer: jax.Array  # int32, one per slot
     answered: Any  # number of symbols of the answer that are not padding: int32 []
+    unscored: Any = 0  # number of symbols at the start of the answer that do not count: int32 []
 
 
 def single(question: jax.Array, asked: Any, answer: jax.Array) -> Example:
@@ -65,6 +67,7 @@ class Task:
       symbols: size of the alphabet.
       slots: length of the answer to n symbols (including EOS if it `stops`): monotone in n; always
         0 if each symbol is answered at its place.
+      continues: whether a decoder writes the answer directly after the question, without a SEP.
       stops: whether answers to questions of the same length differ in length.
       shortest: fewest symbols of a question.
       longest: most symbols of a question; None for no limit.
@@ -74,6 +77,7 @@ class Task:
     draw: Callable[[jax.Array, Any, int], Example]
     symbols: int
     slots: Callable[[Any], Any] = single_slot
+    continues: bool = False
     stops: bool = False
     shortest: int = 1
     longest: int | None = None
@@ -113,7 +117,7 @@ class Task:
                 f"{self.name} is answered at the question's places, so it has no next"
                 " tokens to train on; use experiments.tasks"
             )
-        return length + self.slots(length) + (2 if self.stops else 3)
+        return length + self.slots(length) + 3 - self.stops - self.continues
 
     def read(self, length: int, causal: bool) -> int:
         """Tokens that a decoder or an encoder reads of a row with a question of this length."""
@@ -171,7 +175,7 @@ def encoder_row(task: Task, example: Example) -> tuple[jax.Array, ...]:
         slot = jnp.where(used, index, -1)
     answer = pick(example.answer, slot) + len(SPECIAL)
     targets = jnp.where(slot < example.answered, answer, EOS)
-    scored = (slot >= 0) & (slot < example.answered + task.stops)
+    scored = (slot >= example.unscored) & (slot < example.answered + task.stops)
     weights = scored.astype(jnp.float32)
     return tokens, jnp.where(scored, targets, PAD), weights, used.astype(jnp.int32)
 
@@ -179,10 +183,11 @@ def encoder_row(task: Task, example: Example) -> tuple[jax.Array, ...]:
 def decoder_row(task: Task, example: Example, width: int = 0) -> tuple[jax.Array, jax.Array]:
     """The row that a decoder reads and predicts: tokens int32 [T] and their weights as targets."""
     index = jnp.arange(width or task.decoded(len(example.question)))
-    slot = index - example.asked - 2
+    slot = index - example.asked - (1 if task.continues else 2)
     question = pick(example.question, index - 1) + len(SPECIAL)
-    tokens = jnp.where(slot < -1, question, pick(example.answer, slot) + len(SPECIAL))
-    tokens = jnp.where(index == 0, BOS, jnp.where(slot == -1, SEP, tokens))
+    tokens = jnp.where(index <= example.asked, question, pick(example.answer, slot) + len(SPECIAL))
+    tokens = jnp.where((index > example.asked) & (slot < 0), SEP, tokens)
+    tokens = jnp.where(index == 0, BOS, tokens)
     tokens = jnp.where(slot < example.answered, tokens, EOS)
     tokens = jnp.where(slot <= example.answered, tokens, PAD)
     return tokens, ((slot >= 0) & (slot <= example.answered)).astype(jnp.float32)

@@ -1,10 +1,11 @@
 """Tasks whose answer is looked up elsewhere in the question.
 
 missing_duplicate of arXiv 2207.02098, table 1; LEGO as in arXiv 2305.19466 (after 2206.04301);
-associative recall of one key (arXiv 1610.06258) and of all (MQAR, 2312.04927); a passkey among
-distractors (2305.16300); needles under several keys, of which one or two are asked for, or under a
-key with two values, and variables (RULER, 2404.06654); selective copying (2312.00752); facts among
-other words (BABILong, 2406.10149, the first task of bAbI, 1502.05698). N longest question.
+associative recall of one key (arXiv 1610.06258), of all keys after they are listed again, and at
+each repeated key (MQAR, 2312.04927); a passkey among distractors (2305.16300); needles under
+several keys, of which one or two are asked for, or under a key with two values, and variables
+(RULER, 2404.06654); selective copying (2312.00752); facts among other words (BABILong, 2406.10149,
+the first task of bAbI, 1502.05698). N longest question.
 """
 
 from typing import Any
@@ -62,6 +63,20 @@ def recall_all(key: jax.Array, n: Any, size: int) -> Example:
     pair = jnp.where(index % 2, pick(values, index // 2), pick(listed, index // 2))
     text = jnp.where(index < 2 * pairs, pair, pick(listed[order], index - 2 * pairs))
     return Example(text, 3 * pairs, values[order], pairs)
+
+
+def mqar(key: jax.Array, n: Any, size: int) -> Example:
+    """MQAR (arXiv 2312.04927): pairs, then the keys in another order; at each, its value.
+
+    Keys and values are those of `recall_all`; the values of the repeated keys are targets only,
+    never read. In the authors' data other tokens may lie between repeated keys, here none do. One
+    or two symbols fewer where n is not a multiple of three.
+    """
+    example = recall_all(key, n, size)
+    pairs, index = n // 3, jnp.arange(size)
+    return Example(
+        example.question, 3 * pairs, pick(example.answer, index - 2 * pairs), 3 * pairs, 2 * pairs
+    )
 
 
 def selective_copying(key: jax.Array, n: Any, size: int) -> Example:
