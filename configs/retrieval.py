@@ -20,8 +20,11 @@ positions solves it with two layers? With four layers, is what two cannot do lea
 from experiments.running.configs.tasks import TasksConfig
 from pe_jax.models.config import ModelConfig
 
+WINDOWS = {"2": "rope@window=8,nope", "4": "rope@window=8*3,nope"}  # by number of layers
+
 
 def get_config(layers: str = "2") -> TasksConfig:
+    windows = WINDOWS[layers]
     return TasksConfig(
         workdir=f"runs/retrieval_{layers}",
         reference="rope",
@@ -33,7 +36,7 @@ def get_config(layers: str = "2") -> TasksConfig:
             "sinusoidal",
             "rope",
             "alibi",
-            "rope@window=8*3,nope" if layers == "4" else "rope@window=8,nope",
+            windows,
         ),
         positions=("contiguous",),
         tasks=("mqar", "needles_continued"),

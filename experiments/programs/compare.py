@@ -67,6 +67,7 @@ def check_evaluation(config: CompareConfig) -> EvalConfig:
         windows=max(1, config.eval.windows * config.eval.lengths[-1] // config.length),
         stride=config.length,
         split="validation",
+        kept=(),
     )
 
 

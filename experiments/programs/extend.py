@@ -63,11 +63,12 @@ def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
 def passkey_questions(config: ExtendConfig, source: Source) -> dict[int, tuple | None]:
     """Length → questions for passkeys; None where a length is too short for one."""
     by_length: dict[int, tuple | None] = {}
+    corpus, _ = source.corpus.apart(config.eval.split, config.eval.kept)
     for length in config.eval.lengths:
         by_length[length] = None
         if length + 1 >= passkeys.room(source.tokens):
             text = data.eval_windows(
-                source.corpus,
+                corpus,
                 source.tokens,
                 split=config.eval.split,
                 count=config.trials,

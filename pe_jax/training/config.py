@@ -85,6 +85,7 @@ class EvalConfig:
       stride: targets scored per step of the sliding window; divides the shortest length (if equal
         to it, both protocols are the same at that length).
       split: "validation" or "test".
+      kept: names of files of the split from which no window is drawn, for a last look.
       every: steps between evaluations during training, at the training length without overlap; 0
         disables them.
       batch_tokens: tokens per forward pass.
@@ -98,6 +99,9 @@ class EvalConfig:
     windows: int = int_field(16, 1)
     stride: int = int_field(32, 1)
     split: str = choice_field("validation", ("validation", "test"))
+    kept: tuple[str, ...] = ranged(
+        (), "names of files, each once", lambda v: len(v) == len({*v}) and all(v)
+    )
     every: int = int_field(0, 0)
     batch_tokens: int = int_field(16384, 1)
 

@@ -12,7 +12,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -87,6 +87,31 @@ class Corpus:
                 f"take another split or add documents"
             )
         return self.splits[split]
+
+    def apart(self, split: str, names: Sequence[str]) -> tuple["Corpus", "Corpus"]:
+        """The corpus without the files of these names in a split, and with these alone there.
+
+        Raises:
+          ConfigError: The split has no file of such a name.
+        """
+        documents = self.documents(split)
+        files = documents.files if isinstance(documents, Files) else ()
+        known = [Path(file.name).name for file in files]
+        if missing := [name for name in names if name not in known]:
+            listed = ", ".join(sorted({*known})[:8]) or "no names"
+            raise ConfigError(
+                f"eval.kept: no file of split {split!r} of {self.name} is called {missing[0]!r};"
+                f" its documents have {listed}"
+            )
+        kept = [f for f, name in zip(files, known, strict=True) if name in names]
+        rest = [file for file in files if file not in kept]
+
+        def with_files(files: list[File]) -> "Corpus":
+            sizes = {**self.sizes, split: sum(file.size for file in files)}
+            splits = {**self.splits, split: Files(tuple(files))}
+            return dataclasses.replace(self, splits=splits, sizes=sizes)
+
+        return (with_files(rest) if names else self), with_files(kept)
 
     def describe(self) -> str:
         """One line for logs and reports: documents and bytes per split."""

@@ -27,7 +27,8 @@ from pe_jax.training.step import Trainer, token_losses
 
 
 def windows(corpus: Any, tokenizer: Any, config: EvalConfig) -> np.ndarray:
-    """Text to evaluate on: int32 [W, 2M + 1], each row from a single document."""
+    """Text to evaluate on: int32 [W, 2M + 1], each row from one document that is not kept."""
+    corpus, _ = corpus.apart(config.split, config.kept)
     size = 2 * config.lengths[-1] + 1
     options = {"split": config.split, "count": config.windows, "field": "eval.windows"}
     return data.eval_windows(corpus, tokenizer, length=size, **options)
