@@ -13,6 +13,10 @@ rates, and then, with every seed, at the one with the least loss on validation t
 `--config.encoding_rates` its own parameters are tried at each of these multiples of each rate.
 
 After an interruption the same command continues; finished runs are not repeated.
+
+Files of the test split that `--config.eval.kept` names are evaluated by no such command. With
+`--last_look` finished runs are evaluated on these alone, once a verdict is final: the manifest
+counts each look.
 """
 
 from absl import flags
@@ -21,6 +25,7 @@ from experiments.running import launch
 from experiments.running.configs.compare import CompareConfig
 
 JOIN = flags.DEFINE_list("join", [], "workdirs of comparisons to report as one; nothing is run")
+LAST_LOOK = flags.DEFINE_bool("last_look", False, "evaluate finished runs on the kept files alone")
 
 
 def main(config: CompareConfig) -> None:
@@ -29,7 +34,7 @@ def main(config: CompareConfig) -> None:
 
     if JOIN.value:
         return compare.join(config, JOIN.value)
-    return compare.main(config)
+    return compare.main(config, LAST_LOOK.value)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ SERIES = flags.DEFINE_list(
 
 def main() -> None:
     """Builds the report of --workdir, or the figure of --series there."""
-    from experiments.reporting import comparison_report, plotting, series_figure
+    from experiments.reporting import comparison_report, plotting, results, series_figure
 
     workdir = local("workdir", WORKDIR.value)
     if SERIES.value:
@@ -37,7 +37,7 @@ def main() -> None:
         print(workdir / f"{drawing.stem}.png")
         return
     path = comparison_report.build(workdir)
-    launch.show(comparison_report.summary(workdir))
+    launch.show(comparison_report.summary(results.read(workdir)))
     print(path)
 
 

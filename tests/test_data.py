@@ -10,8 +10,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from pe_jax.training import corpus as corpora
-from pe_jax.training import data, packing, tokenizer
-from tests.test_corpus import novels, written
+from pe_jax.training import data, evaluate, packing, tokenizer
+from pe_jax.training.config import EvalConfig
+from tests.test_corpus import novels, write, written
 
 BYTES = tokenizer.get("bytes")
 
@@ -195,6 +196,28 @@ def test_eval_windows_are_spread_over_the_documents(tmp_path):
     assert sorted(windows[:, 0]) == list(range(65, 75))
     other = data.eval_windows(corpus, BYTES, split="train", count=3, length=6, seed=1)
     assert len(set(other[:, 0])) == 3
+
+
+def test_files_that_are_kept_apart_are_in_no_window_and_alone_are_in_all(tmp_path):
+    splits = "train", "validation", "test"
+    files = {f"{split}/{c}.txt": c.encode() * 60 for split in splits for c in "abc"}
+    corpus = data.load(write(tmp_path, files))
+    rest, kept = corpus.apart("test", ("b.txt",))
+    for part, letters in ((rest, "ac"), (kept, "b"), (corpus, "abc")):
+        windows = data.eval_windows(part, BYTES, split="test", count=9, length=6)
+        assert {*map(chr, windows.flat)} == {*letters}
+        assert part.sizes == {"train": 180, "validation": 180, "test": 60 * len(letters)}
+        assert part.digest == corpus.digest and len(part.documents("train")) == 3
+    assert corpus.apart("test", ())[0] is corpus
+    config = EvalConfig((6,), windows=9, stride=6, split="test", kept=("a.txt", "b.txt"))
+    assert {*map(chr, evaluate.windows(corpus, BYTES, config).flat)} == {"c"}
+    with pytest.raises(ValueError, match="eval.kept: no file of split 'test' .* 'd.txt'.*a.txt, b"):
+        corpus.apart("test", ("a.txt", "d.txt"))
+    with pytest.raises(ValueError, match="split 'test' has no document"):
+        corpus.apart("test", ("a.txt", "b.txt", "c.txt"))[0].documents("test")
+    embedded = data.load("embedded")
+    with pytest.raises(ValueError, match="eval.kept"):
+        embedded.apart("test", ("a.txt",))
 
 
 # Tokenizers

@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from experiments.measuring import flops, model_speed
 from experiments.measuring.hlo_trip_counts import tiles
 from experiments.reporting import comparison_report, join_comparisons, results
-from experiments.running import launch, rate_search
+from experiments.reporting.plotting import write_csv
+from experiments.running import launch, rate_search, trained_run
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.errors import one_line_errors
 from experiments.running.parallel_runs import run_meshes
@@ -69,6 +70,11 @@ def check_evaluation(config: CompareConfig) -> EvalConfig:
         split="validation",
         kept=(),
     )
+
+
+def run_path(spec: str, seed: int) -> Path:
+    """The folder of a run, in the workdir."""
+    return Path("runs", folder(spec), f"seed{seed}")
 
 
 def seeds(config: CompareConfig) -> list[int]:
@@ -219,7 +225,7 @@ class SchemeRuns:
         pair = rate_search.best(tried)
         checked = checks(self.config, self.model.encoding)
         for seed in seeds(self.config):
-            path = Path("runs", folder(self.model.encoding), f"seed{seed}")
+            path = run_path(self.model.encoding, seed)
             run = self._config(path, pair, seed=seed)
             if is_checked(self.config, checked, seed):
                 self._continue_check(pair, run)
@@ -344,8 +350,12 @@ def validation_source(config: CompareConfig, source: Source) -> Source:
     return dataclasses.replace(other, text=text)
 
 
-def main(config: CompareConfig) -> None:
-    """Trains missing runs, measures speed and writes the report."""
+def main(config: CompareConfig, last_look: bool = False) -> None:
+    """Trains missing runs, measures speed and writes the report.
+
+    With `last_look` nothing is trained: finished runs are evaluated on the files that
+    `config.eval.kept` names, and the manifest counts the look.
+    """
     workdir = Path(config.workdir)
     with one_line_errors():
         meshes = run_meshes(config)
@@ -361,10 +371,59 @@ def main(config: CompareConfig) -> None:
         configs = {name: dataclasses.replace(config, model=model) for name, model in models}
         evaluators = {n: Evaluator(prepare(c, meshes[0]), c.eval) for n, c in configs.items()}
         warn_of_reference(about, evaluators)
+        kept = kept_text(config, source) if last_look else None
+        about["looks"] = looks(config)
+        if kept is not None:
+            about["looks"].append({"command": about["command"], "windows": len(kept)})
     with locked(workdir, "manifest.json", about):
+        if kept is not None:
+            return look(config, evaluators, kept)
         train_missing(config, sources, evaluators, meshes)
         measure_speed(config, evaluators)
         show(workdir)
+
+
+def looks(config: CompareConfig) -> list[dict]:
+    """The looks at the kept files so far, from the manifest."""
+    path = Path(config.workdir) / "manifest.json"
+    return json.loads(path.read_text()).get("looks", []) if path.exists() else []
+
+
+def kept_text(config: CompareConfig, source: Source) -> np.ndarray:
+    """Windows of the kept files.
+
+    Raises:
+      ConfigError: no files are kept, or a run is missing.
+    """
+    if not config.eval.kept:
+        raise ConfigError("eval.kept=(): no files were kept for a last look; name them before runs")
+    for path in (run_path(spec, seed) for spec in config.specs() for seed in seeds(config)):
+        if not Path(config.workdir, path, results.EVALUATION).exists():
+            raise ConfigError(
+                f"workdir={config.workdir!r}: {path} is not finished; finish it first"
+            )
+    _, kept = source.corpus.apart(config.eval.split, config.eval.kept)
+    return windows(kept, source.tokens, dataclasses.replace(config.eval, kept=()))
+
+
+def look(config: CompareConfig, evaluators: dict[str, Evaluator], text: np.ndarray) -> None:
+    """Evaluates finished runs on the kept files; shows the verdicts, writes the losses."""
+    workdir = Path(config.workdir)
+    for name, evaluator in evaluators.items():
+        for seed in seeds(config):
+            path = workdir / run_path(evaluator.trainer.config.encoding, seed)
+            saved = json.loads((path / results.EVALUATION).read_text())
+            result = {field: saved[field] for field in ("status", "reason", "parameters")}
+            if saved["status"] == "ok":
+                state = trained_run.restore(path, evaluator.trainer)
+                result |= evaluator.by_length(state.params, text)
+            save_json(path / results.LAST_LOOK, {**result, **environment()})
+            logging.info("%s seed %d: looked at the kept files", name, seed)
+    looked = results.read(workdir, results.LAST_LOOK)
+    head, *lines = looked.table()
+    write_csv(workdir / "last_look.csv", head, lines)
+    launch.show(comparison_report.summary(looked))
+    print(f"Losses of the kept files: {workdir / 'last_look.csv'}")
 
 
 def measure_speed(config: CompareConfig, evaluators: dict[str, Evaluator]) -> None:
@@ -380,7 +439,7 @@ def show(workdir: Path) -> None:
     """Writes the report, and the verdicts to the terminal."""
     logging.info("Writing the report")
     page = comparison_report.build(workdir)
-    launch.show(comparison_report.summary(workdir))
+    launch.show(comparison_report.summary(results.read(workdir)))
     print(f"Report: {page}")
 
 

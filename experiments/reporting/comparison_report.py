@@ -52,9 +52,8 @@ def build(workdir: Path) -> Path:
     return path
 
 
-def summary(workdir: Path) -> Group:
+def summary(results: Results) -> Group:
     """The verdicts, for the terminal: a table for each question."""
-    results = read(workdir)
     parts: list[Table | Text] = []
     for question in results.questions:
         of = f"{question.role}: loss" if len(results.questions) > 1 else "loss"

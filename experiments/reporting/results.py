@@ -35,6 +35,8 @@ REQUIRED = (
 
 
 REPORTED = "reported.json"  # the subjects of all reports so far
+EVALUATION = "evaluation.json"  # of a run
+LAST_LOOK = "last_look.json"  # the same on the files that `eval.kept` names
 
 # All runs of a comparison share these; the questions and the reference are declared before them.
 SAME = (*BINDING, "steps", "eval", "rates", "encoding_rates", "rate_rounds", "rate_steps")
@@ -196,15 +198,20 @@ class Results:
         return "; ".join(changes)
 
     def table(self) -> Iterator[tuple]:
-        """The header and the rows of the tidy table; without a loss, a row has the problem."""
-        yield ("encoding", "protocol", "length", "seed", "loss", "windows", "problem")
+        """The header and the rows of the tidy table; without a loss, a row has the problem.
+
+        `each_window` has the loss of every window to six decimals, from which verdicts follow.
+        """
+        head = ("encoding", "protocol", "length", "seed", "loss", "windows", "problem")
+        yield (*head, "each_window")
         for scheme in self.schemes:
             for protocol, length in [(p, n) for p in PROTOCOLS for n in self.manifest["lengths"]]:
                 for seed, run in scheme.runs.items():
                     windows = run.windows(protocol, length)
-                    values = None, None, windows
+                    values = None, None, windows, ""
                     if not isinstance(windows, str):
-                        values = float(windows.mean()), windows.size, ""
+                        each = ";".join(f"{loss:.6f}" for loss in windows)
+                        values = float(windows.mean()), windows.size, "", each
                     yield scheme.name, protocol, length, seed, *values
 
     def scheme(self, name: str) -> Scheme | None:
@@ -255,9 +262,18 @@ def nested(
 
 
 def of_table(rows: Sequence[dict[str, Any]], reference: str, trained: int) -> Results:
-    """A comparison from the rows of its tidy table; a seed's mean is its one window."""
+    """A comparison from the rows of its tidy table.
+
+    In tables without the loss of each window, a seed's mean is its one window, and intervals are
+    over seeds alone.
+    """
     keys = ("encoding", "seed", "protocol", "length")
-    losses = nested(rows, keys, lambda row: [float(row["loss"])] if row["loss"] else None)
+
+    def windows(row: dict[str, Any]) -> list[float] | None:
+        each = row.get("each_window") or row["loss"]
+        return [float(loss) for loss in each.split(";")] if row["loss"] else None
+
+    losses = nested(rows, keys, windows)
     runs = {n: {s: finished({"losses": x}) for s, x in by.items()} for n, by in losses.items()}
     return of_runs(runs, reference, trained, {int(row["length"]) for row in rows})
 
@@ -325,17 +341,17 @@ def read_metrics(path: Path) -> tuple[tuple[dict[str, Any], ...], int, int]:
     return tuple(rows[step] for step in sorted(rows)), torn, count - len(rows)
 
 
-def _run(folder: Path, seed: int) -> Run:
+def _run(folder: Path, seed: int, name: str = EVALUATION) -> Run:
     """One run; a missing or unreadable file is a status, not an error."""
     metrics = read_metrics(folder / "metrics.jsonl")
-    path = folder / "evaluation.json"
+    path = folder / name
     if not path.is_file():
-        return Run(seed, "missing", "no evaluation.json: not finished, or it failed", {}, *metrics)
+        return Run(seed, "missing", f"no {name}: not finished, or it failed", {}, *metrics)
     try:
         evaluation = _json(path)
         status, reason = str(evaluation["status"]), str(evaluation.get("reason") or "")
     except (ValueError, KeyError, TypeError) as error:
-        return Run(seed, "unreadable", f"evaluation.json: {type(error).__name__}", {}, *metrics)
+        return Run(seed, "unreadable", f"{name}: {type(error).__name__}", {}, *metrics)
     loss = evaluation.get("train_loss")
     if status == "ok" and loss is not None and not math.isfinite(loss):
         status, reason = "diverged", f"the training loss is {loss}"
@@ -381,8 +397,8 @@ def _read_checks(workdir: Path, folder: str, manifest: dict, entry: dict) -> dic
     return checks
 
 
-def read(workdir: Path) -> Results:
-    """Reads a comparison.
+def read(workdir: Path, evaluation: str = EVALUATION) -> Results:
+    """Reads a comparison, its losses from these files of its runs.
 
     Raises:
       ConfigError: there is no manifest; it or the timings cannot be read, or lack a field; a name
@@ -402,7 +418,7 @@ def read(workdir: Path) -> Results:
         path = workdir / "runs" / folder  # which may be a link, to a larger disk
         if "\0" in folder or folder in ("", ".", "..") or Path(folder).name != folder:
             raise ConfigError(f"encoding {name!r}: its folder {folder!r} would be outside runs/")
-        runs = {seed: _run(path / f"seed{seed}", seed) for seed in manifest["seeds"]}
+        runs = {seed: _run(path / f"seed{seed}", seed, evaluation) for seed in manifest["seeds"]}
         checks = _read_checks(workdir, folder, manifest, entry)
         schemes.append(Scheme(name, str(entry["spec"]), index, runs, checks, folder))
     paths = workdir / "speed.json", workdir / REPORTED

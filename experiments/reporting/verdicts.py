@@ -142,7 +142,7 @@ def paired_difference(
     if reference_problem:
         return f"not decided: the reference {reference.name} has {reference_problem}"
     try:
-        return statistics.estimate(statistics.paired(ours, theirs))
+        return statistics.crossed(ours, theirs)
     except ValueError as error:
         return f"not comparable: {error}"
 

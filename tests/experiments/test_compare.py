@@ -1,6 +1,7 @@
 """The comparison from end to end: stopped, continued, reported, and never mixed with another."""
 
 import csv
+import dataclasses
 import functools
 import itertools
 import json
@@ -325,3 +326,49 @@ def test_a_diverged_run_is_noted_and_the_others_go_on(tmp_path, monkeypatch, sha
     compare.main(config)
     found = [json.loads(x) for _, x in sorted(files(tmp_path).items())]
     assert [x["status"] for x in found] == ["diverged", "ok"] and "layer 1" in found[0]["reason"]
+
+
+@pytest.mark.usefixtures("shared_programs")
+def test_a_last_look_is_at_the_kept_files_alone_and_is_counted(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    for name in ("train/a", "validation/b", "test/c", "test/d"):
+        path = tmp_path / "text" / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.integers(97, 101 if name[-1] != "d" else 123, 900, np.uint8).tobytes())
+    leave_out_pictures(monkeypatch)
+    monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {"of": None, "encodings": {}})
+    lengths = {"lengths": (tiny.L, 2 * tiny.L), "stride": tiny.L}
+    evaluation = EvalConfig(**lengths, windows=6, split="test", kept=("d.txt",))
+    common = {"data": f"text:{tmp_path / 'text'}", "eval": evaluation, "reference": "nope"}
+    config = change(settings(tmp_path / "runs"), **common, encodings=("nope", "rope"))
+    with pytest.raises(SystemExit, match="2"):
+        compare.main(config, last_look=True)
+    assert "runs/nope/seed5 is not finished" in capsys.readouterr().err
+    compare.main(config)
+    before = files(tmp_path / "runs")
+    assert json.loads((tmp_path / "runs/manifest.json").read_text())["looks"] == []
+    other = change(config, eval=dataclasses.replace(evaluation, kept=()))
+    with pytest.raises(SystemExit, match="2"):
+        compare.main(change(other, workdir=str(tmp_path / "other")), last_look=True)
+    assert "eval.kept=(): no files were kept" in capsys.readouterr().err
+    for count in (1, 2):
+        compare.main(config, last_look=True)
+        looks = json.loads((tmp_path / "runs/manifest.json").read_text())["looks"]
+        assert len(looks) == count and looks[-1]["windows"] == 6
+    compare.main(config)  # keeps the count
+    assert len(json.loads((tmp_path / "runs/manifest.json").read_text())["looks"]) == 2
+    assert files(tmp_path / "runs") == before
+    assert "rope" in capsys.readouterr().out
+    losses = []
+    for name, seed in itertools.product(("nope", "rope"), SEEDS):
+        run = tmp_path / "runs" / "runs" / name / f"seed{seed}"
+        seen, kept = (
+            json.loads((run / file).read_text())["losses"]["sliding"][str(tiny.L)]
+            for file in ("evaluation.json", "last_look.json")
+        )
+        assert np.mean(kept) > np.mean(seen) + 0.1  # letters that the model was not trained on
+        losses += kept
+    with (tmp_path / "runs" / "last_look.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if r["length"] == str(tiny.L)]
+    written = [x for r in rows if r["protocol"] == "sliding" for x in r["each_window"].split(";")]
+    np.testing.assert_allclose([float(x) for x in written], losses, atol=1e-6)

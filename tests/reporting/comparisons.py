@@ -11,7 +11,7 @@ import numpy as np
 import rich.console
 
 import pe_jax
-from experiments.reporting import comparison_report, plotting, scheme_pictures
+from experiments.reporting import comparison_report, plotting, results, scheme_pictures
 from pe_jax.encodings import parse
 
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
@@ -151,5 +151,5 @@ def table(path):
 def printed(folder):
     """What the terminal shows of the verdicts."""
     console = rich.console.Console(file=io.StringIO(), width=200)
-    console.print(comparison_report.summary(folder))
+    console.print(comparison_report.summary(results.read(folder)))
     return console.file.getvalue()

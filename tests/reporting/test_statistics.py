@@ -23,11 +23,61 @@ def test_interval_and_p_are_those_of_a_paired_t_test():
 
 def test_differences_are_paired_by_seed_over_identical_windows():
     scheme, reference = {1: [3.0, 5.0], 0: [1.0, 2.0]}, {0: [1.0, 1.0], 1: [3.0, 3.0]}
-    assert statistics.paired(scheme, reference) == [0.5, 1.0]
+    assert statistics.crossed(scheme, reference).values == (0.5, 1.0)
     with pytest.raises(ValueError, match="seeds"):
-        statistics.paired({0: [1.0]}, reference)
+        statistics.crossed({0: [1.0]}, reference)
     with pytest.raises(ValueError, match="windows"):
-        statistics.paired({0: [1.0], 1: [1.0]}, reference)
+        statistics.crossed({0: [1.0], 1: [1.0]}, reference)
+    with pytest.raises(ValueError, match="windows per seed"):
+        statistics.crossed({0: [1.0], 1: [1.0, 2.0]}, {0: [1.0], 1: [1.0, 2.0]})
+
+
+def by_seed(differences):
+    """The losses of a scheme and of a reference that differ by these, by seed and window."""
+    zero = np.zeros(len(differences[0]))
+    return dict(enumerate(differences)), dict.fromkeys(range(len(differences)), zero)
+
+
+def test_an_interval_has_the_variance_over_seeds_and_over_windows():
+    x = np.random.default_rng(0).normal(size=(3, 4)) + np.arange(4)
+    found = statistics.crossed(*by_seed(x))
+    seeds, windows, mean = x.mean(1), x.mean(0), x.mean()
+    squares = [
+        sum(4 * (s - mean) ** 2 for s in seeds) / 2,
+        sum(3 * (w - mean) ** 2 for w in windows) / 3,
+        sum((x[i, j] - seeds[i] - windows[j] + mean) ** 2 for i in range(3) for j in range(4)) / 6,
+    ]
+    variance = squares[0] + squares[1] - squares[2]
+    df = variance**2 / (squares[0] ** 2 / 2 + squares[1] ** 2 / 3 + squares[2] ** 2 / 6)
+    t = mean / (variance / 12) ** 0.5
+    np.testing.assert_allclose(found.df, df)
+    np.testing.assert_allclose(found.p, 2 * stats.t.sf(abs(t), df))
+    np.testing.assert_allclose((found.high - found.mean) * t / mean, stats.t.ppf(0.975, df))
+    alone = statistics.estimate(seeds.tolist())
+    assert found.high - found.low > 1.5 * (alone.high - alone.low) and found.values == alone.values
+    half = stats.t.isf(0.025 / 2, df) * (variance / 12) ** 0.5
+    tested = statistics.family({"x": found, "failed": None})[0]["x"]
+    np.testing.assert_allclose([tested.low, tested.high], [mean - half, mean + half])
+
+
+@pytest.mark.parametrize("x", [[[1.0], [2.0], [4.0]], [[1.0, 2.0]], [[1.0, 2.0], [2.0, 1.0]]])
+def test_with_one_window_or_none_that_differs_the_interval_is_over_seeds(x):
+    found, alone = statistics.crossed(*by_seed(x)), statistics.estimate(np.mean(x, 1).tolist())
+    np.testing.assert_array_equal(dataclasses.astuple(found)[1:], dataclasses.astuple(alone)[1:])
+
+
+@pytest.mark.parametrize("seeds, windows", [(3, 12), (5, 12), (5, 192)])
+@pytest.mark.parametrize("seed_share", [0.0, 0.3, 1.0])
+def test_intervals_cover_the_mean_over_other_seeds_and_windows(seeds, windows, seed_share):
+    rng, draws, covered, alone = np.random.default_rng(0), 1000, 0, 0
+    for _ in range(draws):
+        x = seed_share * rng.normal(size=(seeds, 1)) + 0.3 * rng.normal(size=(seeds, windows))
+        x = x + (windows / seeds) ** 0.5 * rng.normal(size=windows)
+        both, over_seeds = statistics.crossed(*by_seed(x)), statistics.estimate(x.mean(1).tolist())
+        covered += both.low <= 0 <= both.high
+        alone += over_seeds.low <= 0 <= over_seeds.high
+    assert 0.93 * draws <= covered <= 0.985 * draws
+    assert seed_share or alone < 0.8 * draws
 
 
 def test_holm_by_hand_and_what_has_no_number_counts_as_p_of_one():

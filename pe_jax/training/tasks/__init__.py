@@ -66,8 +66,8 @@ def _needles(short: str, queries: int, values: int, continues: bool = False) -> 
     draw = functools.partial(lookup.needles, queries=queries, values=values)
     least, most = 4 * queries * values + queries, 4 * lookup.NEEDLES + 4 * values - 1 + queries
     slots = lookup.DIGITS * queries * values
-    limits = {"shortest": least, "longest": most}
-    return Task(short, draw, 10 + lookup.NEEDLES, lambda n: slots, continues, **limits)
+    fields = short, draw, 10 + lookup.NEEDLES, lambda n: slots, continues
+    return Task(*fields, shortest=least, longest=most)
 
 
 def _group(short: str, degree: int, even: bool) -> Task:
