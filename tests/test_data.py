@@ -209,7 +209,7 @@ def test_files_that_are_kept_apart_are_in_no_window_and_alone_are_in_all(tmp_pat
         assert part.sizes == {"train": 180, "validation": 180, "test": 60 * len(letters)}
         assert part.digest == corpus.digest and len(part.documents("train")) == 3
     assert corpus.apart("test", ())[0] is corpus
-    config = EvalConfig((6,), windows=9, stride=6, split="test", kept=("a.txt", "b.txt"))
+    config = EvalConfig((6,), windows=4, stride=6, split="test", kept=("a.txt", "b.txt"))
     assert {*map(chr, evaluate.windows(corpus, BYTES, config).flat)} == {"c"}
     with pytest.raises(ValueError, match="eval.kept: no file of split 'test' .* 'd.txt'.*a.txt, b"):
         corpus.apart("test", ("a.txt", "d.txt"))
