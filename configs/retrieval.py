@@ -28,6 +28,8 @@ def get_config(layers: str = "2") -> TasksConfig:
     return TasksConfig(
         workdir=f"runs/retrieval_{layers}",
         reference="rope",
+        measure="answers",
+        primary=(24,),
         encodings=(
             "t5",
             "fox",

@@ -10,7 +10,7 @@ import rich.table
 
 from experiments.reporting import accuracy_differences, plotting, statistics
 from experiments.reporting.accuracy_differences import Difference, judged, line
-from experiments.running.configs.tasks import TasksConfig
+from experiments.running.configs.tasks import MEASURES, TasksConfig
 from experiments.running.run_names import find, short_names, title
 from pe_jax import position_schemes
 
@@ -19,6 +19,7 @@ HEADER = (
     *("learning_rate", "encoding_rate", "note"),
 )
 FIXED = "a fixed answer"
+MEASURED = {"tokens": "tokens", "answers": "whole answers"}
 PANELS = (  # title, which of a score's two numbers, whether beyond the training length
     ("Tokens right at the longest length trained on", 0, False),
     ("Tokens right at longer ones, mean over lengths", 0, True),
@@ -59,9 +60,8 @@ def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> li
     return [fixed_entry, *collected]
 
 
-def by_seed(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) -> dict | str:
-    """Accuracy of each seed, at the training length or over those beyond; or why there is none."""
-    lengths = config.lengths if beyond else (config.length,)
+def by_seed(entry: dict, task: str, which: int, lengths: Iterable[int]) -> dict | str:
+    """Accuracy of each seed, the mean over lengths; or why there is none."""
     scores = [entry["scores"][task][str(n)] for n in lengths]
     words = [x for score in scores for x in score.values() if isinstance(x, str)]
     if words:
@@ -70,8 +70,8 @@ def by_seed(config: TasksConfig, entry: dict, task: str, which: int, beyond: boo
 
 
 def cell(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) -> float | str:
-    """The mean over seeds of `by_seed`, or its text."""
-    values = by_seed(config, entry, task, which, beyond)
+    """The mean over seeds at the training length or over those beyond, or why there is none."""
+    values = by_seed(entry, task, which, config.lengths if beyond else (config.length,))
     return values if isinstance(values, str) else float(np.mean([*values.values()]))
 
 
@@ -88,29 +88,49 @@ def pairs(config: TasksConfig, entries: list[dict]) -> dict[str, list[tuple[dict
     }
 
 
-def difference(config: TasksConfig, entry: dict, other: dict) -> Difference:
-    """The difference of two entries, paired by seed."""
+def difference(
+    config: TasksConfig, entry: dict, other: dict, tasks: Iterable[str] = ()
+) -> Difference:
+    """The difference of two entries in the primary metric, paired by seed; of all tasks if none."""
+    which, lengths = MEASURES.index(config.measure), config.primary or config.lengths
     return accuracy_differences.difference(
-        entry, other, config.tasks, lambda e, task: by_seed(config, e, task, 0, True)
+        entry, other, tasks or config.tasks, lambda e, task: by_seed(e, task, which, lengths)
     )
 
 
 def differences(config: TasksConfig, entries: list[dict]) -> dict[str, list[dict]]:
-    """All of `pairs`, judged: by family, each corrected separately."""
+    """All of `pairs`, judged: by family, each corrected separately.
+
+    Of encodings there is a family for the mean over tasks, and one for each task if there are
+    several, "encodings, TASK".
+    """
     judgements = {}
     for family, compared in pairs(config, entries).items():
-        outcomes = {}
-        for entry, other in compared:
-            ours, theirs = (json.dumps(e["scores"], sort_keys=True) for e in (entry, other))
-            outcomes[entry["name"]] = "same" if ours == theirs else (ours, theirs)
-        found = [difference(config, *pair) for pair in compared]
-        judgements[family] = judged(found, "tokens", statistics.copies(outcomes, "same"))
+        several = config.tasks if family == "encodings" and len(config.tasks) > 1 else ()
+        for task in ("", *several):
+            outcomes = {}
+            for entry, other in compared:
+                ours, theirs = (_outcome(e, task) for e in (entry, other))
+                outcomes[entry["name"]] = "same" if ours == theirs else (ours, theirs)
+            found = [difference(config, *pair, [task] if task else ()) for pair in compared]
+            same = statistics.copies(outcomes, "same")
+            name = f"{family}, {task}" if task else family
+            judgements[name] = judged(found, MEASURED[config.measure], same)
     return judgements
+
+
+def _outcome(entry: dict, task: str) -> str:
+    """The scores of a task, or of all, as text."""
+    scores = entry["scores"]
+    return json.dumps(scores[task] if task else scores, sort_keys=True)
 
 
 def lines(config: TasksConfig, differences: dict[str, list[dict]]) -> list[str]:
     """The differences for the terminal."""
-    printed = [line(row) for family in differences.values() for row in family]
+    printed = []
+    for family, rows in differences.items():
+        _, _, task = family.partition(", ")
+        printed += [f"{task}: {line(row)}" if task else line(row) for row in rows]
     if not differences["encodings"]:
         printed.append(f"No encodings are compared with reference={config.reference!r}.")
     return printed

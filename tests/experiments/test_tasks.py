@@ -1,6 +1,7 @@
 """The comparison on tasks: what is scored, what is words, runs that go on, a planted gain."""
 
 import csv
+import dataclasses
 import json
 import re
 import signal
@@ -242,6 +243,48 @@ def test_what_has_no_number_counts_in_the_family_and_what_repeats_another_does_n
     assert alone["verdict"].startswith("more tokens right")
     assert first(better, again) == alone
     assert first(better, lost)["low"] < alone["low"]  # a wider interval, in a family of two
+
+
+def test_the_primary_metric_may_be_whole_answers_at_one_length_and_each_task_has_verdicts(tmp_path):
+    config = settings(
+        tmp_path,
+        encodings=("rope", "t5"),
+        tasks=("copy", "reverse"),
+        seeds=3,
+        measure="answers",
+        primary=(8,),
+    )
+
+    def scores(copied, reversed_):  # tokens are the other way round, other lengths far off
+        return {
+            task: {
+                n: {s: [1 - x, x if n == "8" else 0.5] for s, x in enumerate(e)} for n in lengths
+            }
+            for task, e, lengths in (
+                ("copy", copied, "6 8 12".split()),
+                ("reverse", reversed_, ["8"]),
+            )
+        }
+
+    rope, t5 = (
+        {**entry(name, name, "contiguous", {}), "scores": scores(*by_task)}
+        for name, by_task in (
+            ("rope", ([0.1, 0.2, 0.3], [0.5] * 3)),
+            ("t5", ([0.6, 0.7, 0.9], [0.5, 0.4, 0.6])),
+        )
+    )
+    found = tasks_report.differences(config, [rope, t5])
+    points = {family: rows[0]["points"] for family, rows in found.items() if rows}
+    assert points == pytest.approx(
+        {"encodings": 80 / 3, "encodings, copy": 160 / 3, "encodings, reverse": 0}, abs=1e-9
+    )
+    copied = found["encodings, copy"][0]
+    assert copied["verdict"].startswith("more whole answers right")
+    assert "copy: t5 minus rope: +53.3 points [+39.0" in "\n".join(
+        tasks_report.lines(config, found)
+    )
+    with pytest.raises(ValueError, match=r"primary=\(9,\): pass some of length and lengths"):
+        dataclasses.replace(config, primary=(9,)).check()
 
 
 def test_the_reference_may_be_called_by_its_scheme_and_what_it_is_not_is_said(tmp_path):

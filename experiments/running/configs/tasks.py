@@ -5,9 +5,11 @@ import dataclasses
 from experiments.running.configs.sweep import TrialsConfig
 from experiments.running.references import with_references
 from pe_jax import position_schemes
-from pe_jax.config_fields import ascending, different, int_field, ranged
+from pe_jax.config_fields import ascending, choice_field, different, int_field, ranged
 from pe_jax.training import tasks
 from pe_jax.validation import ConfigError, nearest
+
+MEASURES = ("tokens", "answers")  # in the order of a score's two numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +21,11 @@ class TasksConfig(TrialsConfig):
       positions: as `Config.positions`; each encoding is trained with each of them, and those after
         the first are compared with the first.
       reference: the encoding that the others are compared with, all with the first positions, by
-        the fraction of tokens right beyond the training length, mean over lengths and tasks. Its
-        spec or its short name; empty: the first.
+        the primary metric, in the mean over tasks and on each task. Its spec or its short name;
+        empty: the first.
+      measure: of the primary metric: the fraction of "tokens" that are right, or of "answers" that
+        are right as a whole.
+      primary: lengths of the primary metric, the mean over them; empty: all of `lengths`.
       tasks: names in `tasks.TASKS`.
       length: of the longest question in training; all lengths to it are equally likely.
       lengths: longer lengths to test, ascending; `length` is tested too.
@@ -39,6 +44,10 @@ class TasksConfig(TrialsConfig):
         different,
     )
     reference: str = ""
+    measure: str = choice_field("tokens", MEASURES)
+    primary: tuple[int, ...] = ranged(
+        (), "ascending positive integers, or none", lambda v: ascending(v, 1)
+    )
     tasks: tuple[str, ...] = ranged(
         (
             "even_pairs",
@@ -70,6 +79,8 @@ class TasksConfig(TrialsConfig):
                 raise ConfigError(f"tasks: {name!r} is unknown; did you mean {near!r}?")
         if self.lengths[0] <= self.length:
             raise ConfigError(f"lengths={self.lengths}: pass longer ones than length={self.length}")
+        if not {*self.primary} <= {self.length, *self.lengths}:
+            raise ConfigError(f"primary={self.primary}: pass some of length and lengths")
         if self.mesh.seq != 1:
             raise ConfigError(f"mesh.seq={self.mesh.seq}: pass 1, rows of tasks are not shared")
         for task in (tasks.TASKS[name] for name in self.tasks):
