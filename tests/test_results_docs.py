@@ -1,11 +1,12 @@
 """The figures of docs/results/ say what the tables beside them say; answers quote the page."""
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 
-from experiments.reporting import figures, series_figure, statistics
+from experiments.reporting import figures, results, series_figure, statistics, verdicts
 from experiments.reporting.results import Scheme
 from pe_jax.training.config import PROTOCOLS
 from tools import results_docs
@@ -43,6 +44,39 @@ def test_the_figure_of_differences_has_the_numbers_of_the_verdicts(stem):
         name = results_docs.PATTERNS.get(row["encoding"], row["encoding"])
         assert means[name, int(row["length"])] == pytest.approx(float(row["difference"]))
     assert drawn.alt.endswith(TITLES[stem])
+
+
+VERDICTS = sorted(path.stem.removesuffix("_verdicts") for path in FIGURES.glob("*_verdicts.csv"))
+
+
+@pytest.mark.parametrize("stem", VERDICTS)
+def test_every_verdict_follows_from_the_losses_of_every_seed(stem):
+    losses = results_docs.rows_of(FIGURES / f"{stem}.csv")
+    decided = results_docs.rows_of(FIGURES / f"{stem}_verdicts.csv")
+    for question in {row["question"]: row for row in decided}.values():
+        about = (question[field] for field in ("reference", "protocol", "length"))
+        reference, protocol, length = about
+        found = results.of_table(losses, reference, int(length))
+        again = verdicts.decide(found.schemes, reference, protocol, int(length), found.effect)
+        again = {verdict.name: verdict for verdict in again}
+        for row in decided:
+            if row["question"] != question["question"]:
+                continue
+            verdict = again[row["encoding"]]
+            t, d = verdict.tested, verdict.tested.estimate
+            numbers = {
+                "difference": d.mean,
+                "low": t.low,
+                "high": t.high,
+                "p": d.p,
+                "p_holm": t.holm,
+            }
+            for field, value in numbers.items():
+                wanted = float(row[field]) if row[field] else math.nan
+                assert value == pytest.approx(wanted, rel=1e-3, abs=2e-6, nan_ok=True), (row, field)
+            assert row["verdict"].replace("exploratory; ", "").replace(" (exploratory)", "") == (
+                verdict.words
+            )
 
 
 @pytest.mark.parametrize(("stem", "parts"), [("sizes", "size_*M"), ("steps", "steps_*000")])

@@ -66,7 +66,8 @@ def _seeds_and_tests(results: Results, rows: Sequence[Verdict]) -> list[str]:
         return [*lines, " ".join(sentences)]
     family = max((row.family for row in rows), default=0)
     sentences.append(
-        "Differences are paired by seed over identical windows; two-sided t tests at 5 %,"
+        "Differences are paired by seed over identical windows; two-sided t tests at 5 % with the"
+        f" variance over seeds and over {results.windows} windows of these texts (crossed),"
         f" Holm-corrected over {family} scheme{'s' * (family != 1)}: all that were declared, also"
         " those without a number."
     )
@@ -84,6 +85,9 @@ def _seeds_and_tests(results: Results, rows: Sequence[Verdict]) -> list[str]:
         least = statistics.HEADLINE_SEEDS
         sentences.append(f"Enough to state a difference, not for a headline ({least}).")
     sentences.append("What holds for this model, corpus and budget need not hold for others.")
+    if looks := len(results.manifest.get("looks", ())):
+        times = f"{looks} time{'s' * (looks != 1)}"
+        sentences.append(f"The files kept for a last look were evaluated {times}: one confirms.")
     return [*lines, " ".join(sentences)]
 
 

@@ -75,7 +75,7 @@ def _differences(
 
 @styled
 def differences_by_length(results: Results, protocol: str, narrow: bool = False) -> Drawing:
-    """Paired differences to the reference against length: mean over seeds, 95 % t interval."""
+    """Paired differences to the reference against length: means and 95 % t intervals."""
     reference, lengths = results.manifest["reference"], results.manifest["lengths"]
     by_scheme = verdicts.by_length(results, protocol)
     kinds = {
@@ -97,7 +97,7 @@ def differences_by_length(results: Results, protocol: str, narrow: bool = False)
     header = ("encoding", "protocol", "length", "mean", "low", "high", "p", "each_seed")
     alt = (
         f"Paired difference of each scheme's loss to {reference} against context length,"
-        f" {protocol}, with 95 % intervals over seeds. {title}"
+        f" {protocol}, with 95 % intervals over seeds and windows. {title}"
     )
     return Drawing(f"differences-by-length-{protocol}", figure, header, rows, alt)
 

@@ -243,6 +243,13 @@ class Results:
         return float(self.manifest.get("smallest_effect", CompareConfig().smallest_effect))
 
     @property
+    def windows(self) -> int:
+        """The most windows of any run at the longest length; 0 without one."""
+        runs = (run for scheme in self.schemes for run in scheme.runs.values())
+        found = (run.windows(self.primary[0], self.longest) for run in runs)
+        return max((x.size for x in found if not isinstance(x, str)), default=0)
+
+    @property
     def longest(self) -> int:
         """The longest length of the evaluation."""
         return max(self.manifest["lengths"])

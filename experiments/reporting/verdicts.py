@@ -1,8 +1,9 @@
 """Every scheme against the reference: paired differences of losses, and their verdicts.
 
-A difference by length or by position is the mean over seeds with its 95 % t interval, paired by
-seed over the same windows, of one pair at one length or position, without correction; verdicts are
-corrected over all schemes.
+A difference by length is the mean with its 95 % t interval over seeds and windows, paired by seed
+over the same windows, of one pair at one length, without correction; one by position has an
+interval over seeds alone, as windows are not saved by position. Verdicts are corrected over all
+schemes.
 """
 
 import dataclasses
