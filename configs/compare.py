@@ -6,9 +6,11 @@
 
 Minutes on 2 cores. One learning rate for all, which is near the best of a grid for each
 (docs/results/compare.md); for encodings with parameters, six multiples of it are tried for these,
-and the best on validation text is kept. Expect relative positions of every kind ahead at the
-training length, NoPE and positions added to the input behind; beyond it RoPE fails and a learned
-table is not defined.
+and the best on validation text is kept.
+
+Questions: the two of every comparison (docs/results.md), none of its own. Written after the
+results: ALiBi, NoPE and positions added to the input are behind RoPE at the training length; beyond
+it RoPE fails, and a learned table is not defined.
 """
 
 from experiments.running.configs.compare import CompareConfig

@@ -4,8 +4,9 @@
       --config.data=text:novels
 
 25M_six, bytes, 512 tokens tested to 4,096, three seeds of 550 steps of 16,384 bytes: six minutes on
-an H200, where six threads compiled side by side; one scheme after the other, not timed. Expect T5's
-mean first, and at 4,096 NoPE alone above RoPE (docs/results/larger.md).
+an H200, where six threads compiled side by side; one scheme after the other, not timed. Questions:
+the two of every comparison (docs/results.md). Written after the results (docs/results/larger.md):
+T5's mean is the lowest, and at 4,096 NoPE's alone lies above RoPE's.
 
     python -m experiments.compare --config=configs/extrapolation_field.py:25M \
       --config.data=text:novels

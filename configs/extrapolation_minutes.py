@@ -4,8 +4,11 @@
 
 Six schemes, five seeds, a 2-layer byte model on the embedded text (source code); the learning rate
 of each is chosen from four, and for the parameters of T5 and KERPLE from six multiples of each of
-these. 94 runs, half an hour on two CPU cores that also ran tests. docs/results/source_text.md
-has the results: T5 leads at 64; RoPE falls behind T5, ALiBi and KERPLE from 256 on.
+these. 94 runs, half an hour on two CPU cores that also ran tests.
+
+Questions: the two of every comparison (docs/results.md); the grid was widened after the first
+results (2026-11-22). Written after the results (docs/results/source_text.md): T5 leads at 64; RoPE
+falls behind T5, ALiBi and KERPLE from 256 on.
 """
 
 from experiments.running.configs.compare import CompareConfig

@@ -5,8 +5,12 @@
 Six schemes, five seeds, a 3-layer byte model of 0.36M parameters; the learning rate of each is
 chosen from four, and for the parameters of T5 and KERPLE from four multiples of each of these, on
 validation text; losses of the test split. 30 runs and 48 checks of the same length: a little over
-an hour on two idle CPU cores, in 2 GB. Expect T5 to be best, RoPE to lead ALiBi at 128 and to fall
-behind it by 512, and ALiBi's gain beyond 128 to vanish under the sliding window.
+an hour on two idle CPU cores, in 2 GB.
+
+Questions: the two of every comparison (docs/results.md); the grid was widened after the first
+results (2026-11-22). Written after the results (docs/results/novels.md): T5's mean is the lowest,
+RoPE leads ALiBi at 128 and is behind it by 512, and ALiBi's gain beyond 128 vanishes under the
+sliding window.
 """
 
 from experiments.running.configs.compare import CompareConfig

@@ -20,11 +20,11 @@ RoPE with normalized queries and keys, as in the code of GRAPE's authors. `slope
 that fall by ¼ to 0.7 per token as well, where its own fall by 1/256 to ¼ and FoX begins with ln 2;
 GRAPE-AP with the same.
 
-Expect (docs/results/field_2026.md) T5 and Inkling ahead of RoPE at 64, GRAPE-AP, ALiBi and NoPE
-behind, but with steeper slopes not the first two of these; at 512 RoPE, PoPE, Selective RoPE and
-RoPE with sinks fail, as no distance beyond 64 was trained, and FoX, Wall, GRAPE-AP and ALiBi stay
-flat. `bases`: RoPE fails less with base 100, PoPE no less. `qk_norm`: all losses fall, the
-differences at 64 stay.
+Questions: the two of every comparison (docs/results.md). Written after the results
+(docs/results/field_2026.md): T5 and Inkling are ahead of RoPE at 64, GRAPE-AP, ALiBi and NoPE
+behind, the first two not with steeper slopes; at 512 RoPE, PoPE, Selective RoPE and RoPE with sinks
+fail, and FoX, Wall, GRAPE-AP and ALiBi stay flat. `bases`: RoPE fails less with base 100, PoPE no
+less. `qk_norm`: all means fall, the differences at 64 stay.
 """
 
 from experiments.running.configs.compare import CompareConfig

@@ -10,9 +10,11 @@ Byte models of 0.11M, 0.36M, 1.0M and 3.2M parameters, the same steps of the sam
 order; for each size and scheme two learning rates, for T5 each with two multiples for its table, in
 runs of full length, and neighbours of the best while it lies at an edge. Five seeds, of 3M three.
 On two CPU cores with AVX-512 a quarter of an hour, half an hour, an hour, and for 3M three, in
-several sittings if need be: the same command continues. Expect T5, RoPE, ALiBi and NoPE in this
-order at 128, and at 1,024 RoPE behind ALiBi, and in the two smaller models behind NoPE
-(docs/results/size.md).
+several sittings if need be: the same command continues.
+
+The question is the first line's. Written after the results of the smaller sizes (2026-11-25) and
+before those of 3M: the means at 128 are in the order T5, RoPE, ALiBi, NoPE; at 1,024 RoPE is behind
+ALiBi, and in the two smallest models behind NoPE (docs/results/size.md).
 """
 
 from experiments.running.configs.compare import CompareConfig

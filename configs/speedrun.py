@@ -8,7 +8,8 @@
 docs/speedrun.md has the rules and the table. The model of `make compare`, 2 layers of width 64 that
 read the embedded source code as bytes, trained for 1,000 steps of 16 × 64 bytes with three seeds;
 each encoding's learning rate is the best of three on validation text, with two multiples of each
-for the parameters of encodings. The twelve took 50 minutes on two cores that were busy.
+for the parameters of encodings. The twelve took 50 minutes on two cores that were busy. The table
+ranks: no question was declared.
 """
 
 from experiments.running.configs.compare import CompareConfig

@@ -7,7 +7,9 @@
 
 The byte model of 0.11M parameters of `configs/size.py` with eight schemes, for 2 or 8 million
 tokens (18 or 72 per parameter). For each scheme and number of steps two learning rates, for schemes
-with parameters each with two multiples for these, in runs of full length; three seeds.
+with parameters each with two multiples for these, in runs of full length; three seeds. The grid is
+the same for both numbers of steps, and all best rates lie at an edge of it. The question is the
+first line's, written before the first results (2026-11-25); no answer was expected beforehand.
 """
 
 from experiments.running.configs.compare import CompareConfig

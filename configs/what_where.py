@@ -6,9 +6,9 @@ An encoder of three layers reads a string and what is asked for, and writes one 
 answers right are the accuracy. It is trained on questions of up to 16 symbols and tested at 24 and
 36. Each of two learning rates is tried with the first seed, for schemes with parameters each with
 two multiples of it for these, and up to two rounds of neighbours of the best; five seeds, 245 runs.
-Expect (docs/results/what_where.md) `index_content` to be solved by all, NoPE included,
-`index_place` by all but NoPE and, in some seeds, ALiBi, and `index_both`, which needs both at once,
-by none: it takes more steps than these.
+Written after the results (docs/results/what_where.md): `index_content` is solved by all, NoPE
+included, `index_place` by all but NoPE and, in some seeds, ALiBi, and `index_both`, which needs
+both at once, by none.
 """
 
 from experiments.running.configs.tasks import TasksConfig

@@ -93,6 +93,14 @@ def test_an_entry_with_both_losses_higher_is_not_ahead():
     assert [row.startswith("| **") for row in rows] == [True, True, False]
 
 
+def test_a_rate_at_an_edge_of_the_grid_is_marked():
+    e = json.loads((speedrun.ENTRIES / "t5.json").read_text())
+    least, middle, greatest = speedrun.target()["rates"]
+    rows = {rate: speedrun.table([{**e, "learning_rate": rate}]) for rate in (least, middle)}
+    assert "| 0.005 † (× 10) |" in rows[least] and "| 0.01 (× 10) |" in rows[middle]
+    assert e["learning_rate"] == greatest and "| 0.02 † (× 10) |" in speedrun.table([e])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -124,7 +124,11 @@ def mean(values: list[float] | None) -> float:
 
 
 def table(entries: list[dict]) -> str:
-    """A row per entry, by the loss at the longest length; bold: no other is lower in both."""
+    """A row per entry, by the loss at the longest length.
+
+    Bold: no other is lower in both. †: the learning rate is an edge of the grid.
+    """
+    rates = target()["rates"]
     scores = [tuple(mean(seeds) for seeds in e["losses"].values()) for e in entries]
     lines = []
     for near, far, e in sorted(
@@ -135,7 +139,7 @@ def table(entries: list[dict]) -> str:
         first = [f"`{e['encoding']}`", *losses]
         if not any(a <= near and b <= far and (a, b) != (near, far) for a, b in scores):
             first = [f"**{cell}**" for cell in first]
-        rate = f"{e['learning_rate']:g}"
+        rate = f"{e['learning_rate']:g}" + " †" * (e["learning_rate"] in (min(rates), max(rates)))
         rate += f" (× {e['encoding_rate']:g})" * (e["encoding_rate"] != 1)
         cells = [*first, f"{e['time']:.2f}", rate, e["date"], e["commit"][:7]]
         lines.append(f"| {' | '.join(cells)} |\n")
