@@ -294,8 +294,10 @@ SOLVERS = {
     "recall_all": recall_all,
     "mqar": mqar,
     "needles": needles,
-    "needles_continued": needles,
     "variables": variables,
+    "recall_continued": recall,
+    "needles_continued": needles,
+    "variables_continued": variables,
     "selective_copying": selective_copying,
     "needles_queries": functools.partial(needles, queries=2),
     "needles_values": functools.partial(needles, values=2),
@@ -312,6 +314,6 @@ SOLVERS = {
 }
 SHORTER = {  # how many symbols a question may have less than was asked for
     **dict.fromkeys(("modular_arithmetic", "missing_duplicate", "polynomial", "recall"), 1),
-    **dict.fromkeys(("variables", "flip_flop"), 1),
+    **dict.fromkeys(("variables", "flip_flop", "recall_continued", "variables_continued"), 1),
     **dict.fromkeys(("lego", "recall_all", "mqar"), 2),
 }

@@ -11,7 +11,14 @@ from tests.command_lines import KINDS, start, status
 
 ROOT = Path(__file__).parents[1]
 PLACES = ("*.md", "docs/**/*.md", "configs/*.py", "experiments/*.py", "examples/*", "Makefile")
-VARIABLES = {"seed": "0", "size": "0.4M", "steps": "4000", "rate": "1e-3", "encoding": "rope"}
+VARIABLES = {
+    "seed": "0",
+    "size": "0.4M",
+    "steps": "4000",
+    "rate": "1e-3",
+    "encoding": "rope",
+    "layers": "2",
+}
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:

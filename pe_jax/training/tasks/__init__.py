@@ -14,6 +14,7 @@ and numbers to add have no leading 0.
 s5, whose answers are not next tokens; `experiments.tasks` compares encodings on all.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -62,12 +63,16 @@ def _number(short: str, draw: Any, base: int, lowest_first: bool) -> Task:
     return Task(short, draw, base + 1, lambda n: n, stops=True, shortest=3)
 
 
-def _needles(short: str, queries: int, values: int, continues: bool = False) -> Task:
+def _needles(short: str, queries: int, values: int) -> Task:
     draw = functools.partial(lookup.needles, queries=queries, values=values)
     least, most = 4 * queries * values + queries, 4 * lookup.NEEDLES + 4 * values - 1 + queries
     slots = lookup.DIGITS * queries * values
-    fields = short, draw, 10 + lookup.NEEDLES, lambda n: slots, continues
-    return Task(*fields, shortest=least, longest=most)
+    return Task(short, draw, 10 + lookup.NEEDLES, lambda n: slots, shortest=least, longest=most)
+
+
+def _continued(task: Task) -> Task:
+    """The task without a SEP in decoders, which puts a search by position before each answer."""
+    return dataclasses.replace(task, short=f"{task.short}_continued", continues=True)
 
 
 def _group(short: str, degree: int, even: bool) -> Task:
@@ -76,6 +81,11 @@ def _group(short: str, degree: int, even: bool) -> Task:
 
 
 _LETTERS = indexing.LETTERS + 2 * indexing.REACH + 1
+_RECALL = Task("recall", lookup.recall, 2 * lookup.KEYS, shortest=3)
+_NEEDLES = _needles("needles", 1, 1)
+_VARIABLES = Task(
+    "variables", lookup.variables, 10 + lookup.NAMES, shortest=3, longest=2 * lookup.NAMES + 2
+)
 _FORWARD, _BACKWARD, _MOD = strings.forward, strings.backward, arithmetic.MODULUS
 _ALL = (
     # regular
@@ -110,7 +120,7 @@ _ALL = (
     Task("polynomial", arithmetic.polynomial, arithmetic.VALUES + 10, shortest=3),
     Task("lego", lookup.lego, lookup.NEGATED + 1, shortest=4, longest=3 * lookup.NAMES + 1),
     # retrieval
-    Task("recall", lookup.recall, 2 * lookup.KEYS, shortest=3),
+    _RECALL,
     Task("passkey", lookup.passkey, lookup.MARK + 1, lambda n: lookup.PASSKEY, shortest=5),
     Task(
         "recall_all",
@@ -128,11 +138,9 @@ _ALL = (
         shortest=3,
         longest=3 * lookup.KEYS + 2,
     ),
-    _needles("needles", 1, 1),
-    _needles("needles_continued", 1, 1, continues=True),
-    Task(
-        "variables", lookup.variables, 10 + lookup.NAMES, shortest=3, longest=2 * lookup.NAMES + 2
-    ),
+    _NEEDLES,
+    _VARIABLES,
+    *map(_continued, (_RECALL, _NEEDLES, _VARIABLES)),
     Task(
         "selective_copying",
         lookup.selective_copying,
