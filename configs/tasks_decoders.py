@@ -1,12 +1,13 @@
-"""Six encodings in decoders, on retrieval and state tracking: trained to 16 symbols, tested to 48.
+"""Six encodings in decoders, on lookups and state tracking: trained to 16 symbols, tested to 48.
 
     python -m experiments.tasks --config=configs/tasks_decoders.py
 
-Retrieval: every key's value (MQAR), one of several needles, variables that stand for others, and
-copying what is not blank. State tracking: the order of five objects after swaps (S5), and the last
-bit written. A causal mask tells a decoder without positions what came before. As in
-configs/tasks.py, each learning rate is tried with the first seed, and for encodings with parameters
-each with multiples. 240 runs: an hour and a quarter on two CPU cores.
+Every key's value after all keys are listed (not MQAR: see configs/retrieval.py), one of several
+needles, variables that stand for others, and copying what is not blank. State tracking: the order
+of five objects after swaps (S5), and the last bit written. A causal mask tells a decoder without
+positions what came before. As in configs/tasks.py, each learning rate is tried with the first seed,
+and for encodings with parameters each with multiples. 240 runs: an hour and a quarter on two CPU
+cores.
 """
 
 from experiments.running.configs.tasks import TasksConfig
