@@ -37,10 +37,20 @@ Models whose RoPE turns a part of each head, those of configs/released.py, from 
         --runs=$runs/seed4 --config.workdir=runs/extend_partial_$model
     done
 
-Questions, declared before the first run (2026-11-27): for each model, does a method have a lower
-loss at 1,024 than RoPE unchanged, without training and after 100 steps (primary metric)? Does YaRN,
-which scales fewer channels there, end as near to the loss at 128 as with all channels (t intervals
-of one pair)? These rows ask for no passkey, so passkeys say nothing here.
+Passkeys that models of other encodings find, trained from scratch at 256 bytes by
+`experiments.compare` in runs/passkeys, beside those of its RoPE runs as they are and with ReRoPE;
+nothing is trained here:
+
+    python -m experiments.extend --config=configs/extend.py:passkeys
+
+Question, declared before the first run (2026-11-28): which encodings find more or fewer passkeys at
+1,024, mean over depths, than ReRoPE on the RoPE runs of the same seeds (primary metric: t intervals
+paired by seed, Holm over all of them)?
+
+Questions of `partial`, declared before its first run (2026-11-27): for each model, does a method
+have a lower loss at 1,024 than RoPE unchanged, without training and after 100 steps (primary
+metric)? Does YaRN, which scales fewer channels there, end as near to the loss at 128 as with all
+channels (t intervals of one pair)? These rows ask for no passkey, so passkeys say nothing here.
 """
 
 from experiments.running.configs.extend import ExtendConfig
@@ -99,6 +109,19 @@ def get_config(part: str = "extend") -> Config | ExtendConfig:
             trials=1,
             optimizer=OptimizerConfig(learning_rate=1e-3, warmup=10),
             eval=EvalConfig(lengths=(128, 256, 512, 1024), windows=12, stride=128, split="test"),
+        )
+    if part == "passkeys":
+        return ExtendConfig(
+            workdir="runs/passkeys_extend",
+            trained="runs/passkeys",
+            encodings=("rope", "rerope(window={window})"),
+            reference="rerope(window={window})",
+            primary="passkeys",
+            steps=0,
+            trials=40,
+            eval=EvalConfig(
+                lengths=(256, 512, 1024), windows=48, stride=128, split="test", batch_tokens=16384
+            ),
         )
     return ExtendConfig(
         runs=("runs/extend_base",),

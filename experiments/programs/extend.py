@@ -1,6 +1,7 @@
 """Longer contexts: applies each method to each trained run, shows and writes the results."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from experiments.reporting import extension_report, plotting
 from experiments.running import launch
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.errors import one_line_errors
-from experiments.running.extension.bases import SHARED, Base, check_comparable, read_base
+from experiments.running.extension.bases import SHARED, Base, check_comparable, read_runs
 from experiments.running.extension.methods import extended, names
 from experiments.running.extension.runs import Methods, longer, target
 from experiments.running.parallel_runs import run_meshes
@@ -18,24 +19,31 @@ from experiments.running.provenance import command, environments, save_json
 from experiments.running.references import with_references
 from experiments.running.sweep_runs import locked, run_jobs
 from experiments.running.training_loop import Source, batches, open_source
+from pe_jax.encodings import parse
 from pe_jax.encodings.rope import RoPE
 from pe_jax.training import data, passkeys, sharding
 from pe_jax.training.checkpoint import check_same
-from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError
 
 BINDS = (
     *("factor", "steps", "batch", "optimizer", "eval", "depths", "trials", "search", "base"),
-    "reference",
+    *("reference", "primary"),
 )
 
 
-def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
+def check(
+    config: ExtendConfig, bases: list[Base], others: dict[str, list[Base]], mesh: Mesh
+) -> Source:
     """Checks everything before anything is compiled or written; returns the data."""
-    check_comparable(bases)
+    check_comparable(bases, others)
     base, specs = bases[0], list(names(config).values())
     models = [extended(spec, config, base.config) for spec in specs]
     runs = [longer(config, base, model, base.folder) for model in models]
+    for name, (other, *_) in others.items():
+        if parse(other.config.model.encoding) in map(parse, models):
+            fix = "leave it out of the methods"
+            raise ConfigError(f"encodings: {name} was trained in {config.trained} too; {fix}")
+        runs.append(longer(config, other, other.config.model.encoding, other.folder))
     for run in runs:
         run.model.check()
     searched = [spec for spec in specs if "{searched}" in spec]
@@ -53,6 +61,8 @@ def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
                 f"{field}={digest!r}: {base.folder} was trained with {base.saved.get(field)!r};"
                 f" restore data={base.config.data!r}"
             )
+    if config.primary == "passkeys":
+        passkeys.check(target(config, base.config.length) + 1, source.tokens)
     lengths = {f"eval.lengths: {n}": n for n in config.eval.lengths}
     for run in {run.batch: run for run in runs}.values():
         sharding.check_fits(run.model, run.batch, mesh, lengths)
@@ -79,16 +89,19 @@ def passkey_questions(config: ExtendConfig, source: Source) -> dict[int, tuple |
     return by_length
 
 
-def described(config: ExtendConfig, bases: list[Base]) -> dict:
+def described(config: ExtendConfig, bases: list[Base], others: dict[str, list[Base]]) -> dict:
     """The configuration and checkpoints of the results, as JSON."""
     description = dataclasses.asdict(config)
     description["base"] = {field: bases[0].saved.get(field) for field in SHARED}
-    description["checkpoints"] = {str(base.config.seed): base.digest for base in bases}
+    description["checkpoints"] = {str(base.config.seed): base.digest for base in bases} | {
+        f"{run.config.model.encoding} seed {run.config.seed}": run.digest
+        for run in itertools.chain(*others.values())
+    }
     return json.loads(json.dumps(description))
 
 
 def check_resumable(config: ExtendConfig, now: dict) -> dict[str, str]:
-    """The checkpoints, by seed, of the results in the workdir.
+    """The checkpoints of the results in the workdir: by seed, of others by encoding and seed.
 
     Raises:
       ConfigError: they are of another configuration, naming the difference.
@@ -97,9 +110,9 @@ def check_resumable(config: ExtendConfig, now: dict) -> dict[str, str]:
     if not path.exists():
         return {}
     saved = json.loads(path.read_text())
-    check_same(saved, now, BINDS)
-    for seed in {*saved["checkpoints"]} & {*now["checkpoints"]}:
-        check_same(saved["checkpoints"], now["checkpoints"], (seed,))
+    check_same({"primary": "loss", **saved}, now, BINDS)  # older results had no choice
+    for run in {*saved["checkpoints"]} & {*now["checkpoints"]}:
+        check_same(saved["checkpoints"], now["checkpoints"], (run,))
     return saved["checkpoints"]
 
 
@@ -109,24 +122,26 @@ def main(config: ExtendConfig) -> None:
     with one_line_errors():
         config = with_references(config, config.encodings)
         meshes = run_meshes(config)
-        bases = [read_base(local("runs", folder).absolute()) for folder in config.runs]
-        source = check(config, bases, meshes[0])
+        bases, others = read_runs(config)
+        source = check(config, bases, others, meshes[0])
         passkeys_by_length = passkey_questions(config, source)
-        now = described(config, bases)
+        now = described(config, bases, others)
         now["checkpoints"] = check_resumable(config, now) | now["checkpoints"]
     with locked(workdir, "config.json", now):
-        entries = run_methods(Methods(config, bases, source, passkeys_by_length), meshes)
+        methods = Methods(config, bases, others, source, passkeys_by_length)
+        entries = run_methods(methods, meshes)
         write_results(config, bases[0].config.length, now, entries)
 
 
 def run_methods(methods: Methods, meshes: list[Mesh]) -> list[dict]:
-    """Every method's name, encoding and results by seed, for results.json."""
+    """Every entry's name, encoding and results by seed, for results.json: methods come first."""
     config, base = methods.config, methods.bases[0].config
     specs = names(config)
     needs_search = any("{searched}" in spec for spec in specs.values())
     with one_line_errors():
         searched = methods.searched_factors(meshes[0]) if needs_search else None
     models = {name: extended(spec, config, base, searched) for name, spec in specs.items()}
+    models |= {name: runs[0].config.model.encoding for name, runs in methods.others.items()}
     jobs = {name: [max(config.steps, 1)] * len(methods.bases) for name in models}
     results = run_jobs(jobs, lambda job: methods.run(models[job.name], job), meshes)
     return [{"name": n, "encoding": models[n], "seeds": seeds} for n, seeds in results.items()]
@@ -137,7 +152,11 @@ def write_results(config: ExtendConfig, length: int, now: dict, entries: list[di
     workdir = Path(config.workdir)
     parts = [part for e in entries for parts in e["seeds"].values() for part in parts.values()]
     page = extension_report.Page(config, length, target(config, length), entries)
-    verdicts = {part: {v.name: v.words for v in page.verdicts(part)} for part in page.parts}
+    results: dict = {
+        "verdicts": {part: {x.name: x.words for x in page.judged(part)} for part in page.parts}
+    }
+    if config.primary == "passkeys":
+        results["differences"] = {part: page.passkey_differences(part) for part in page.parts}
     save_json(
         workdir / "results.json",
         {
@@ -146,7 +165,7 @@ def write_results(config: ExtendConfig, length: int, now: dict, entries: list[di
             "length": page.length,
             "target": page.target,
             "config": now,
-            "verdicts": verdicts,
+            **results,
             "encodings": entries,
         },
     )

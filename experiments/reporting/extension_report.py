@@ -1,12 +1,15 @@
 """The report of extended contexts: loss against length, passkeys by depth and length, a table."""
 
 import dataclasses
+import json
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import rich.table
 
 from experiments.reporting import plotting, statistics
+from experiments.reporting.accuracy_differences import difference, judged
 from experiments.reporting.results import Run, Scheme
 from experiments.reporting.sentences import capital
 from experiments.reporting.verdicts import Verdict, decide
@@ -17,6 +20,14 @@ from pe_jax.training.config import PROTOCOLS
 WORDS = {"plain": "no fine-tune", "tuned": "after {} steps"}
 LOSSES = ("encoding", "fine-tune", "protocol", "length", "seed", "loss")
 PASSKEYS = ("encoding", "fine-tune", "length", "depth", "seed", "exact", "tokens")
+
+
+class Judged(NamedTuple):
+    """An entry's difference to the reference with its interval, and the verdict, as text."""
+
+    name: str
+    difference: str
+    words: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +46,7 @@ class Page:
         return words if self.config.steps else {"plain": words["plain"]}
 
     def schemes(self, part: str) -> list[Scheme]:
-        """The methods, with a run for each seed."""
+        """The methods, then other encodings, with a run for each seed."""
         schemes = []
         for index, entry in enumerate(self.entries):
             runs = {
@@ -72,6 +83,8 @@ class Page:
             }
             for unit, cell in units.items():
                 caption = f"Trained at {self.length}, extended to {self.target}. {seeds}"
+                if others := [e["name"] for e in self.entries[len(self.config.encodings) :]]:
+                    caption += f" Trained with that encoding: {'; '.join(others)}."
                 table = rich.table.Table("encoding", title=f"{unit}: {words}", caption=caption)
                 for length in self.config.eval.lengths:
                     table.add_column(str(length), justify="right")
@@ -80,16 +93,61 @@ class Page:
                     table.add_row(scheme.name, *cells)
                 tables.append(table)
             minus = f"{PROTOCOLS[1]}, minus that of {self.reference}: {words}"
-            table = rich.table.Table("encoding", "difference", "verdict")
-            table.title = f"Loss at {self.target}, {minus}"
+            title = f"Loss at {self.target}, {minus}"
+            if self.config.primary == "passkeys":
+                title = f"Passkeys at {self.target}, points, minus {self.reference}: {words}"
+            table = rich.table.Table("encoding", "difference", "verdict", title=title)
             table.caption = "Paired by seed, 95 % simultaneous (Holm) intervals over all methods."
-            for v in self.verdicts(part):
-                low, high = v.tested.low, v.tested.high
-                bounds = "" if np.isnan(low) else f" [{low:+.3f}, {high:+.3f}]"
-                mean = f"{v.difference.mean:+.3f}{bounds}" if v.difference else ""
-                table.add_row(v.name, mean, v.words)
+            for row in self.judged(part):
+                table.add_row(*row)
             tables.append(table)
         return tables
+
+    def judged(self, part: str) -> list[Judged]:
+        """Every entry against the reference at the target, on the primary metric."""
+        rows = []
+        if self.config.primary == "passkeys":
+            rows.append(Judged(self.reference, "", "the reference"))
+            for row in self.passkey_differences(part):
+                low, high = row.get("low"), row.get("high")
+                bounds = "" if low is None else f" [{low:+.1f}, {high:+.1f}]"
+                mean = f"{row['points']:+.1f}{bounds}" if "points" in row else ""
+                rows.append(Judged(row["of"], mean, row["verdict"]))
+            return rows
+        for v in self.verdicts(part):
+            low, high = v.tested.low, v.tested.high
+            bounds = "" if np.isnan(low) else f" [{low:+.3f}, {high:+.3f}]"
+            mean = f"{v.difference.mean:+.3f}{bounds}" if v.difference else ""
+            rows.append(Judged(v.name, mean, v.words))
+        return rows
+
+    def passkey_differences(self, part: str) -> list[dict]:
+        """Passkeys found at the target minus the reference's, in points: judged, for results.json.
+
+        Entries count once if all their losses and passkeys are bitwise those of another.
+        """
+        schemes = {scheme.name: scheme for scheme in self.schemes(part)}
+
+        def found(entry: dict, length: int) -> dict | str:
+            def rate(run: Run) -> float | str:
+                by_depth = (run.evaluation.get("passkeys") or {}).get(str(length))
+                missing = "not defined" if run.status == "ok" else run.status
+                return float(np.mean(by_depth["exact"])) if by_depth else missing
+
+            rates, problem = schemes[entry["name"]].by_seed(rate)
+            return problem or rates
+
+        def numbers(name: str) -> str:
+            runs = {run.seed: run.evaluation for run in runs_of(schemes[name])}
+            return json.dumps({seed: [x["losses"], x["passkeys"]] for seed, x in runs.items()})
+
+        (reference,) = (entry for entry in self.entries if entry["name"] == self.reference)
+        others = [entry for entry in self.entries if entry is not reference]
+        differences = [difference(entry, reference, [self.target], found) for entry in others]
+        complete = [x.of for x in differences if x.estimate]
+        outcomes = {name: numbers(name) for name in complete}
+        same = statistics.copies(outcomes, numbers(self.reference)) if complete else {}
+        return judged(differences, "passkeys", same)
 
     def verdicts(self, part: str) -> list[Verdict]:
         """Every method against the reference, at the target length under a sliding window."""

@@ -25,8 +25,7 @@ from pe_jax.encodings.rope_scaling import Linear
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
-from tests.experiments.extensions import TARGET, L, base_config, settings
-from tests.test_corpus import write
+from tests.experiments.extensions import TARGET, L, base_config, data, settings
 from tests.trainers import at_step, change, shared_programs  # noqa: F401
 
 MAKE_MESH = sharding.make_mesh
@@ -44,12 +43,7 @@ def run(config: ExtendConfig) -> dict:
 def base(tmp_path_factory) -> Config:
     """A finished run of two steps."""
     folder = tmp_path_factory.mktemp("extend")
-    letters = np.random.default_rng(0).integers(97, 123, 3000, dtype=np.uint8).tobytes()
-    files = {
-        f"{split}/{n}": letters[n:][:900] for split in ("train", "validation") for n in (0, 99)
-    }
-    text = write(folder / "text", files | {"test/0": b"test"})
-    config = base_config(folder, data=f"passkeys:{text}")
+    config = base_config(folder, data=data(folder))
     base_program.run(config)
     return config
 
@@ -307,7 +301,7 @@ def test_factors_as_parameters_are_the_scaling_that_has_them(base):
 def test_a_workdir_keeps_the_checkpoints_of_runs_that_are_left_out_for_a_while(base, tmp_path):
     config = settings(base, tmp_path)
     owner = bases.read_base(pathlib.Path(base.workdir))
-    now = program.described(config, [owner])
+    now = program.described(config, [owner], {})
     assert program.check_resumable(config, now) == {}
     both = {**now, "checkpoints": {**now["checkpoints"], "7": "of seed 7"}}
     program.save_json(tmp_path / "config.json", both)

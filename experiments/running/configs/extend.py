@@ -4,7 +4,7 @@ import dataclasses
 
 from experiments.running.configs.sweep import Sweep
 from experiments.running.references import with_references
-from pe_jax.config_fields import check_fields, int_field, ranged, real_field
+from pe_jax.config_fields import check_fields, choice_field, int_field, ranged, real_field
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 from pe_jax.validation import ConfigError
 
@@ -16,6 +16,9 @@ class ExtendConfig(Sweep):
     Attributes:
       workdir: where results go; made absolute at the start.
       runs: workdirs of `experiments.train`, which differ only in their seed.
+      trained: a workdir of `experiments.compare`, instead of `runs`: its runs of `rope` are
+        extended, and those of its other encodings are evaluated as they are, on the same text and
+        passkeys. It goes with `steps=0`.
       encodings: what replaces the run's `rope`; a field of RoPE left at its default is the run's.
         `{factor}` stands for the factor, `{length}` for the trained length, `{window}` for half of
         it, `{group}` for the least group with which Self-Extend then reaches the target, `{chunk}`
@@ -23,8 +26,10 @@ class ExtendConfig(Sweep):
         per frequency and `{searched}` for the factors of LongRoPE's search
         (`experiments.running.extension.longrope_search`). `nope` drops RoPE (DroPE, arXiv
         2512.12167): its fine-tune is at the trained length, with rows for as many tokens.
-      reference: the method that the others are compared with, on the loss at the target under a
-        sliding window. Its spec or its short name; empty: the first.
+      reference: the method that the others are compared with. Its spec or its short name; empty:
+        the first.
+      primary: what is compared at the target: the loss under a sliding window, or the passkeys that
+        are found, mean over depths.
       factor: the target length over the length trained on.
       steps: of the fine-tune at the target length (`nope`: at the trained one); 0: none.
       batch: rows per step of the fine-tune, and in the search.
@@ -41,6 +46,7 @@ class ExtendConfig(Sweep):
     runs: tuple[str, ...] = ranged(
         ("runs/train",), "at least one path", lambda v: len(v) > 0 and all(v)
     )
+    trained: str = ranged("", "a path, or none", lambda v: isinstance(v, str))
     encodings: tuple[str, ...] = ranged(
         (
             "rope",
@@ -63,6 +69,7 @@ class ExtendConfig(Sweep):
         lambda v: len(v) > 0,
     )
     reference: str = ""
+    primary: str = choice_field("loss", ("loss", "passkeys"))
     factor: float = real_field(4.0, 1, 1024)
     steps: int = int_field(100, 0)
     batch: int = int_field(8, 1)
@@ -83,4 +90,7 @@ class ExtendConfig(Sweep):
         for field in ("encodings", "runs"):
             if len(set(getattr(self, field))) < len(getattr(self, field)):
                 raise ConfigError(f"{field}={getattr(self, field)}: name each once")
+        if self.trained and self.steps:
+            fix = "other encodings are evaluated without a fine-tune; pass steps=0"
+            raise ConfigError(f"trained={self.trained!r}, steps={self.steps}: {fix}")
         with_references(self, self.encodings)

@@ -1,63 +1,137 @@
-"""The trained runs that are extended: plain RoPE on text, different only in their seed."""
+"""The trained runs: of plain RoPE, which are extended, and of other encodings, which are not."""
 
 import hashlib
+import itertools
+import json
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.running import trained_run
+from experiments.running.configs.extend import ExtendConfig
+from experiments.running.extension.methods import names
+from experiments.running.sweep_runs import RATES
 from pe_jax.encodings import Encoding
 from pe_jax.encodings.rope import RoPE
 from pe_jax.training import manifest
 from pe_jax.training.checkpoint import BINDING
 from pe_jax.training.config import Config
+from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError
 
 SHARED = (*(field for field in BINDING if field != "seed"), "steps")  # the same in all runs
 
 
 class Base(NamedTuple):
-    """A trained run; `digest` is that of its last checkpoint, `saved` its config.json."""
+    """A trained run.
+
+    Attributes:
+      folder: its workdir.
+      config: its configuration.
+      saved: its config.json.
+      digest: of its last checkpoint.
+      diverged: why it has no model; "" if it has one.
+    """
 
     folder: Path
     config: Config
     saved: dict
     digest: str
+    diverged: str = ""
 
 
-def read_base(folder: Path) -> Base:
+def read_runs(config: ExtendConfig) -> tuple[list[Base], dict[str, list[Base]]]:
+    """The runs that are extended; and those of other encodings in `trained`, by name.
+
+    Raises:
+      ConfigError: a run is not finished or cannot be extended, or `trained` has none of RoPE.
+    """
+    if not config.trained:
+        return [read_base(local("runs", folder).absolute()) for folder in config.runs], {}
+    workdir = local("trained", config.trained).absolute()
+    where, path = f"trained={config.trained!r}", workdir / "manifest.json"
+    if not path.exists():
+        raise ConfigError(f"{where} holds no manifest.json; pass a workdir of experiments.compare")
+    comparison = json.loads(path.read_text())
+    folders = {
+        entry["spec"]: [
+            workdir / "runs" / entry["folder"] / f"seed{n}" for n in comparison["seeds"]
+        ]
+        for entry in comparison["encodings"]
+    }
+    if "rope" not in folders:
+        raise ConfigError(f"{where} compares {', '.join(folders)}; the methods need runs of rope")
+    bases, methods = [read_base(folder, "trained") for folder in folders.pop("rope")], names(config)
+    others = {}
+    for entry in comparison["encodings"]:
+        if entry["spec"] in folders:
+            name = entry["spec"] if entry["name"] in methods else entry["name"]
+            others[name] = [read_run(folder, "trained") for folder in folders[entry["spec"]]]
+    return bases, others
+
+
+def read_run(folder: Path, field: str) -> Base:
+    """Reads a run on text that is finished, or that diverged in a comparison.
+
+    Raises:
+      ConfigError: the folder does not hold one.
+    """
+    config, saved = trained_run.read(folder, field)
+    where = f"{field}={str(folder)!r}"
+    if config.data.startswith("synthetic:") or config.positions != "contiguous":
+        what = f"data={config.data!r}, positions={config.positions!r}"
+        raise ConfigError(f"{where}: {what}; use a run on text at contiguous positions")
+    path = folder / "evaluation.json"
+    evaluation = json.loads(path.read_text()) if path.exists() else {}
+    if evaluation.get("status") == "diverged":
+        return Base(folder, config, saved, "", evaluation["reason"])
+    with trained_run.last(folder) as (checkpoints, step):
+        digest = hashlib.sha256((checkpoints.path(step) / manifest.NAME).read_bytes()).hexdigest()
+    if step != config.steps:
+        raise ConfigError(f"{where}: is at step {step} of {config.steps}; finish it first")
+    return Base(folder, config, saved, digest)
+
+
+def read_base(folder: Path, field: str = "runs") -> Base:
     """Reads a finished run of a RoPE model on text.
 
     Raises:
       ConfigError: the folder does not hold one.
     """
-    config, saved = trained_run.read(folder, "runs")
-    with trained_run.last(folder) as (checkpoints, step):
-        digest = hashlib.sha256((checkpoints.path(step) / manifest.NAME).read_bytes()).hexdigest()
-    where = f"runs={str(folder)!r}"
-    if step != config.steps:
-        raise ConfigError(f"{where}: is at step {step} of {config.steps}; finish it first")
-    if config.data.startswith("synthetic:") or config.positions != "contiguous":
-        what = f"data={config.data!r}, positions={config.positions!r}"
-        raise ConfigError(f"{where}: {what}; use a run on text at contiguous positions")
+    base = read_run(folder, field)
+    config, where = base.config, f"{field}={str(folder)!r}"
+    if base.diverged:
+        raise ConfigError(f"{where}: diverged ({base.diverged}); there is no model to extend")
     kinds = {type(encoding) for encoding in config.model.pattern}
     scaled = any(getattr(encoding, "scaling", None) for encoding in config.model.pattern)
     if RoPE not in kinds or not kinds <= {RoPE, Encoding} or scaled:
         what = f"model.encoding={config.model.encoding!r}"
         raise ConfigError(f"{where}: {what} is not plain RoPE; train with rope, or rope and nope")
-    return Base(folder, config, saved, digest)
+    return base
 
 
-def check_comparable(bases: list[Base]) -> None:
-    """Raises ConfigError unless the runs differ in their seed only."""
-    first = bases[0]
-    for other in bases[1:]:
+def check_comparable(bases: list[Base], others: dict[str, list[Base]]) -> None:
+    """Raises ConfigError unless runs differ in their seed only, others in encoding and rates too.
+
+    Each of the others has the seeds of the bases.
+    """
+    first, seeds = bases[0], [base.config.seed for base in bases]
+    own = {"model": ("encoding",), "optimizer": RATES}
+    for run in (*bases[1:], *itertools.chain(*others.values())):
+        saved, may_differ = dict(run.saved), "seed"
+        if run not in bases:
+            may_differ = "seed, encoding and rates"
+            for group, fields in own.items():
+                saved[group] = saved[group] | {name: first.saved[group][name] for name in fields}
         for field in SHARED:
-            ours, theirs = first.saved.get(field), other.saved.get(field)
+            ours, theirs = first.saved.get(field), saved.get(field)
             if ours != theirs:
                 raise ConfigError(
-                    f"runs: {other.folder} has {field}={theirs!r}, {first.folder} {ours!r}; compare"
-                    " runs that differ in their seed only"
+                    f"runs: {run.folder} has {field}={theirs!r}, {first.folder} {ours!r}; compare"
+                    f" runs that differ in their {may_differ} only"
                 )
-    seeds = [base.config.seed for base in bases]
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"runs: their seeds are {seeds}; pass each once")
+    for name, runs in others.items():
+        theirs = [run.config.seed for run in runs]
+        if theirs != seeds:
+            raise ConfigError(f"trained: {name} has seeds {theirs}, rope {seeds}; train them all")

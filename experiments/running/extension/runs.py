@@ -77,14 +77,22 @@ def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Con
 
 
 class Methods:
-    """Applies every method to every run.
+    """Applies every method to every run, and evaluates the runs of other encodings as they are.
 
     Attributes:
+      others: name → runs of another encoding.
       parts: "plain", and "tuned" if there is a fine-tune.
     """
 
-    def __init__(self, config: ExtendConfig, bases: list[Base], source: Source, passkeys: dict):
-        self.config, self.bases, self.source = config, bases, source
+    def __init__(
+        self,
+        config: ExtendConfig,
+        bases: list[Base],
+        others: dict[str, list[Base]],
+        source: Source,
+        passkeys: dict,
+    ):
+        self.config, self.bases, self.others, self.source = config, bases, others, source
         self.passkeys = passkeys
         self.parts = ("plain", "tuned") if config.steps else ("plain",)
 
@@ -125,13 +133,19 @@ class Methods:
         )
 
     def run(self, encoding: str, job: Job) -> dict[int, dict]:
-        """The method of a job on every run: seed → "plain" and "tuned" → its results."""
+        """The method or other encoding of a job on every run.
+
+        Returns:
+          Seed → "plain" and "tuned" → its results.
+        """
         config, name, by_seed = self.config, job.name, {}
-        first = longer(config, self.bases[0], encoding, Path(config.workdir))
+        bases, kind, spec = self.bases, "runs", names(config).get(name, "")
+        if name in self.others:  # apart: `nope` is a method too
+            bases, kind, spec = self.others[name], "trained", encoding
+        first = longer(config, bases[0], encoding, Path(config.workdir))
         evaluator = functools.cache(lambda: Evaluator(prepare(first, job.mesh), config.eval))
-        for base in self.bases:
-            folder_name = folder(names(config)[name])
-            path = Path(config.workdir, "runs", folder_name, f"seed{base.config.seed}")
+        for base in bases:
+            path = Path(config.workdir, kind, folder(spec), f"seed{base.config.seed}")
             paths = {part: path / f"{part}.json" for part in self.parts}
             label, run = f"{name} seed {base.config.seed}", longer(config, base, encoding, path)
             train = functools.partial(self._run_parts, label, base, run, evaluator, paths, job)
@@ -149,8 +163,13 @@ class Methods:
         job: Job,
     ) -> None:
         """Evaluates a run with a method, and again after the fine-tune, unless a signal came."""
+        if base.diverged:
+            result = {"encoding": run.model.encoding, "status": "diverged"}
+            save_json(paths["plain"], result | {"reason": base.diverged, **environment()})
+            return
         evaluator = make_evaluator()
         state = self._restored(base, run, evaluator.trainer)
+        asked = {n: x if evaluator.defined(n) else None for n, x in self.passkeys.items()}
         for part, path in paths.items():
             if job.stop.signal is not None or path.exists():
                 continue
@@ -163,9 +182,7 @@ class Methods:
                     if job.stop.signal is not None:
                         return
                 result |= evaluate(evaluator, self.source, state)
-                result["passkeys"] = passkey_accuracy(
-                    self.config, evaluator, state.params, self.passkeys
-                )
+                result["passkeys"] = passkey_accuracy(self.config, evaluator, state.params, asked)
             except Diverged as error:
                 result |= {"status": "diverged", "reason": str(error)}
             save_json(path, result | {"seconds": time.monotonic() - begin, **environment()})
