@@ -11,7 +11,7 @@ applies ReRoPE to the RoPE models.
 
 Questions, declared before the first run (2026-11-28): which of these models find more or fewer
 passkeys at 1,024 than the RoPE models of the same seeds with ReRoPE, untrained (primary metric:
-whole keys, mean over depths; five seeds, paired, Holm over all but the floor)? Which find any: is
+whole keys, mean over depths; five seeds, paired, Holm over all seven)? Which find any: is
 the interval of the passkeys found at 1,024 above that of the floor? The column of the trained
 length is the baseline: who finds none there says nothing.
 """
