@@ -17,6 +17,16 @@ from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 
+# Of all comparisons on novels: two of the five test novels are kept for a last look.
+EVALUATION = EvalConfig(
+    lengths=(128, 256, 512, 1024),
+    windows=192,
+    stride=128,
+    split="test",
+    kept=("Kipling_Kim_1901.txt", "Ward_Milly_1881.txt"),
+    every=100,
+)
+
 
 def get_config() -> CompareConfig:
     return CompareConfig(
@@ -35,8 +45,6 @@ def get_config() -> CompareConfig:
         log_every=100,
         model=ModelConfig(width=96, layers=3),
         optimizer=OptimizerConfig(warmup=60),
-        eval=EvalConfig(
-            lengths=(128, 256, 512, 1024), windows=12, stride=32, split="test", every=100
-        ),
+        eval=EVALUATION,
         timing_lengths=(128, 512, 1024),
     )

@@ -28,9 +28,10 @@ do what a decaying bias does: is any of the four with windows or layers without 
 0.01 nats of ALiBi there, or ahead of it?
 """
 
+from configs.extrapolation_novels import EVALUATION
 from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
-from pe_jax.training.config import EvalConfig, OptimizerConfig
+from pe_jax.training.config import OptimizerConfig
 
 
 def get_config() -> CompareConfig:
@@ -64,7 +65,5 @@ def get_config() -> CompareConfig:
         log_every=100,
         model=ModelConfig(width=96, layers=4, heads=4, head_dim=40),
         optimizer=OptimizerConfig(warmup=60),
-        eval=EvalConfig(
-            lengths=(128, 256, 512, 1024), windows=12, stride=32, split="test", every=100
-        ),
+        eval=EVALUATION,
     )

@@ -17,9 +17,10 @@ before those of 3M: the means at 128 are in the order T5, RoPE, ALiBi, NoPE; at 
 ALiBi, and in the two smallest models behind NoPE (docs/results/size.md).
 """
 
+from configs.extrapolation_novels import EVALUATION
 from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
-from pe_jax.training.config import EvalConfig, OptimizerConfig
+from pe_jax.training.config import OptimizerConfig
 
 SIZES = {
     "0.1M": ModelConfig(width=64, layers=2, heads=4),
@@ -49,7 +50,5 @@ def get_config(size: str = "0.4M") -> CompareConfig:
         save_every=250,
         model=SIZES[size],
         optimizer=OptimizerConfig(warmup=100),
-        eval=EvalConfig(
-            lengths=(128, 256, 512, 1024), windows=12, stride=32, split="test", every=100
-        ),
+        eval=EVALUATION,
     )

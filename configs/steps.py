@@ -12,9 +12,12 @@ the same for both numbers of steps, and all best rates lie at an edge of it. The
 first line's, written before the first results (2026-11-25); no answer was expected beforehand.
 """
 
+import dataclasses
+
+from configs.extrapolation_novels import EVALUATION
 from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
-from pe_jax.training.config import EvalConfig, OptimizerConfig
+from pe_jax.training.config import OptimizerConfig
 
 STEPS = {"1000": 1_000, "4000": 4_000}
 
@@ -46,7 +49,5 @@ def get_config(part: str = "4000") -> CompareConfig:
         save_every=500,
         model=ModelConfig(width=64, layers=2, heads=4),
         optimizer=OptimizerConfig(warmup=100),
-        eval=EvalConfig(
-            lengths=(128, 256, 512, 1024), windows=12, stride=32, split="test", every=250
-        ),
+        eval=dataclasses.replace(EVALUATION, every=250),
     )

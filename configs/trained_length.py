@@ -27,11 +27,10 @@ RoPE in chunks of 128 behind RoPE at 512? Intervals are over seeds and windows, 
 import dataclasses
 
 from configs import extrapolation_field
+from configs.extrapolation_novels import EVALUATION
 from experiments.running.configs.compare import CompareConfig
 from pe_jax.models.config import ModelConfig
-from pe_jax.training.config import EvalConfig, OptimizerConfig
-
-KEPT = ("Kipling_Kim_1901.txt", "Ward_Milly_1881.txt")
+from pe_jax.training.config import OptimizerConfig
 
 
 def get_config(part: str = "4000") -> CompareConfig:
@@ -58,9 +57,7 @@ def small(part: str) -> CompareConfig:
         save_every=1_000,
         model=ModelConfig(width=64, layers=2, heads=4),
         optimizer=OptimizerConfig(warmup=100),
-        eval=EvalConfig(
-            lengths=(128, 256, 512, 1024), windows=192, stride=128, split="test", kept=KEPT
-        ),
+        eval=dataclasses.replace(EVALUATION, every=0),
     )
 
 
@@ -77,5 +74,5 @@ def large(_: str) -> CompareConfig:
         rate_rounds=1,
         rate_steps=2_200,
         optimizer=OptimizerConfig(warmup=220),
-        eval=dataclasses.replace(config.eval, windows=192, kept=KEPT),
+        eval=dataclasses.replace(config.eval, windows=192, kept=EVALUATION.kept),
     )
