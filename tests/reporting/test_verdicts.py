@@ -1,5 +1,6 @@
 """Verdicts and the summary of a comparison, on the page and in the terminal."""
 
+import dataclasses
 import json
 
 import pytest
@@ -61,6 +62,10 @@ def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_pic
     assert longest.words.startswith("Lower loss than rope: alibi (")
     assert trained.words.startswith("Inconclusive: ")
     assert "Each question is corrected separately." in " ".join(found.confidence)
+    windows = read.schemes[0].runs[0].windows("non-overlapping", 512).size
+    assert windows > 1 and f"over {windows} windows" in " ".join(found.confidence)
+    looked = dataclasses.replace(read, manifest=read.manifest | {"looks": [{}, {}]})
+    assert "were evaluated 2 times: one confirms" in " ".join(summary(looked).confidence)
     text = Page(comparison_report.build(folder).read_text(encoding="utf-8")).text
     for words in ("Primary: length 512, non-overlapping", "Secondary: the trained length, 64, "):
         assert words in text
