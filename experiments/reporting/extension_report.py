@@ -7,7 +7,7 @@ import numpy as np
 import rich.table
 
 from experiments.reporting import plotting, statistics
-from experiments.reporting.results import Run, Scheme
+from experiments.reporting.results import Run, Scheme, told_apart
 from experiments.reporting.sentences import capital
 from experiments.reporting.verdicts import Verdict, decide
 from experiments.running.configs.extend import ExtendConfig
@@ -34,7 +34,7 @@ class Page:
         words = {part: text.format(self.config.steps) for part, text in WORDS.items()}
         return words if self.config.steps else {"plain": words["plain"]}
 
-    def schemes(self, part: str) -> list[Scheme]:
+    def schemes(self, part: str) -> tuple[Scheme, ...]:
         """The methods, with a run for each seed."""
         schemes = []
         for index, entry in enumerate(self.entries):
@@ -43,7 +43,7 @@ class Page:
                 for seed, run in entry["seeds"].items()
             }
             schemes.append(Scheme(entry["name"], entry["encoding"], index, runs))
-        return schemes
+        return told_apart(schemes)
 
     def passkeys(self, scheme: Scheme, length: int) -> np.ndarray | None:
         """The fraction that is right, [seeds, depths], or None unless all seeds have it."""
