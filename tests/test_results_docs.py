@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 FIGURES = DOCS / "figures"
 TITLES = {
     "novels": "t5, kerple and alibi end 0.69 to 0.87 nats below rope at 1,024 tokens;"
-    " rope loses its lead over nope and sinusoidal",
+    " no lead of rope over nope and sinusoidal is shown",
     "released": "4 of 12 schemes end 0.30 to 0.41 nats below rope,"
     " 4 of 12 schemes end 0.68 to 1.16 above it at 1,024 tokens",
     "larger": "4 of 5 schemes end 0.36 to 0.46 nats below rope, nope ends 0.51 above it"
@@ -22,11 +22,10 @@ TITLES = {
     "extrapolation": "All 5 schemes end 0.31 to 0.88 nats below rope at 1,024 tokens",
     "field_2026": "7 of 10 schemes end 0.19 to 0.90 nats below rope at 512 tokens",
     "compare": "6 of 9 schemes end 0.60 to 0.95 nats below rope at 512 tokens;"
-    " rope loses its lead over nope and sinusoidal",
+    " no lead of rope over nope and sinusoidal is shown",
     "sizes": "t5 below, nope above at 128 tokens; t5 and alibi below, nope on both sides at 1,024"
-    " tokens (95 %)",
-    "steps": "nope, sinusoidal and alibi above at 128 tokens; 6 of 7 schemes below at 1,024 tokens"
-    " (95 %)",
+    " tokens (Holm)",
+    "steps": "nope and sinusoidal above at 128 tokens; 6 of 7 schemes below at 1,024 tokens (Holm)",
 }
 
 

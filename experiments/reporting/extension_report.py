@@ -159,7 +159,7 @@ class Page:
             return None if rates is None else float(rates.mean())
 
         best = self._best(found_at_target, max, " with {:.2f}")
-        best = f"Most keys at {self.target:,}: {best}" if best else "Passkeys found"
+        best = f"Most keys in the mean at {self.target:,}: {best}" if best else "Passkeys found"
         title = f"{best}; {self.length:,} is the trained length, {self.target:,} the target"
         size = 1.9 + 0.5 * len(lengths) * len(parts), 0.3 + (0.5 + 0.17 * len(depths)) * count
         drawn, panels = plotting.canvas(*size, count, len(parts), title=title)

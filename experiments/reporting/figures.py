@@ -107,7 +107,7 @@ def differences_by_position(results: Results, narrow: bool = False) -> Drawing:
     """Paired differences to the reference against the position in the longest context, in bins."""
     by_scheme, missing = verdicts.by_position(results)
     reference = results.manifest["reference"]
-    title = sentences.position_title(by_scheme, reference)
+    title = sentences.position_title(by_scheme, reference, missing)
     figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
     lines = {
         n: ([b.centre for b in bins], [b.difference for b in bins]) for n, bins in by_scheme.items()
