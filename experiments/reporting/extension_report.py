@@ -84,10 +84,9 @@ class Page:
             table.title = f"Loss at {self.target}, {minus}"
             table.caption = "Paired by seed, 95 % simultaneous (Holm) intervals over all methods."
             for v in self.verdicts(part):
-                low, high = v.tested.low, v.tested.high
-                bounds = "" if np.isnan(low) else f" [{low:+.3f}, {high:+.3f}]"
-                mean = f"{v.difference.mean:+.3f}{bounds}" if v.difference else ""
-                table.add_row(v.name, mean, v.words)
+                bounds = "" if np.isnan(v.tested.low) else f" {v.tested.interval(3)}"
+                mean = statistics.number(v.difference.mean, 3, True) if v.difference else ""
+                table.add_row(v.name, mean + bounds, v.words)
             tables.append(table)
         return tables
 

@@ -100,7 +100,7 @@ def picture(drawing: Drawing, path: Path) -> None:
     buffer = io.BytesIO()
     _save(drawing.figure, buffer, dpi=150)
     colours = Image.open(buffer).convert("RGB")
-    colours.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    colours.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
     drawing.figure.set_layout_engine("none")  # laid out once is enough
 
 
@@ -204,8 +204,12 @@ def canvas(
     columns: int = 1,
     title: str = "",
     narrow: bool = False,
+    widths: Sequence[float] | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with its axes, row by row, without global state; `title` is what it shows."""
+    """A figure with its axes, row by row, without global state; `title` is what it shows.
+
+    `widths` are those of the columns, relative to each other.
+    """
     width = min(width, NARROW) if narrow else width
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
@@ -214,7 +218,7 @@ def canvas(
         figure.set_figheight(height + 0.2 * (len(lines) - 1))
         options = {"ha": "left", "fontsize": 11.5, "fontweight": "bold"}
         figure.suptitle("\n".join(lines), x=0.01, **options)
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, width_ratios=widths).flat)
 
 
 def _settings() -> contextlib.AbstractContextManager:

@@ -20,24 +20,24 @@ PALETTE = (
     *(("#632e21", "#e77559"), ("#611efd", "#821afd"), ("#dc463c", "#c6004b")),
 )
 MARKERS = "os^DvP<X>"
-DASHES = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (6, 2, 1.5, 2, 1.5, 2)))
+DASHES = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (12, 3)))
 
 # A row shares a colour, so its schemes should rarely be compared; a name's place in it gives its
-# marker: new names go to the end of a row. The first of each row are what `make compare` draws.
+# marker: new names go to the end of a row. `make compare` draws the first of the first ten.
 # RoPE's row is short: what remains of it is for RoPE with settings.
 ROWS = (
     ("rope", "rope_2d", "rope+log_length"),
     ("t5", "linear", "swin", "lerope", "xpos", "stick_breaking"),
     ("alibi", "ntk", "alibi_2d", "sandwich", "log_length"),
-    ("buckets", "dynamic_ntk", "cpb", "wall", "rope,nope", "temperature"),
+    ("buckets", "rope,nope", "cpb", "wall", "dynamic_ntk", "temperature"),
     ("nope", "cable", "dape", "cayley_string", "learned_grid"),
     ("sinusoidal", "llama3", "sinusoidal_2d", "selective_rope", "SmolLM3", "riflex", "tupe"),
     ("learned", "longrope", "learned_2d", "kerple", "Llama 4 with windows", "fope"),
-    ("shaw", "rerope", "rope_mixed", "rope+sink", "modded-nanogpt", "wavlm", "dpb"),
-    ("transformer_xl", "self_extend", "grape_ap", "gpt-oss", "rotated_values", "layoutlmv3"),
+    ("shaw", "rerope", "rope_mixed", "rope+sink", "wavlm", "modded-nanogpt", "dpb"),
+    ("transformer_xl", "self_extend", "grape_ap", "rotated_values", "gpt-oss", "layoutlmv3"),
     ("deberta", "clipped_rope", "fox", "proportional", "liere", "sink"),
-    ("inkling", "yarn", "RNoPE-SWA", "cope", "clipped", "bipe", "rope_nd"),
-    ("pope", "dual_chunk", "Gemma 3", "fire", "path", "mrope"),
+    ("cope", "RNoPE-SWA", "yarn", "inkling", "clipped", "bipe", "rope_nd"),
+    ("pope", "dual_chunk", "fire", "path", "Gemma 3", "mrope"),
 )
 
 

@@ -75,7 +75,7 @@ def test_many_names_are_counted():
             {"a": HIGHER, "b": HIGHER, "c": SAME, "d": HIGHER},
             {"a": LOWER, "b": INCONCLUSIVE, "c": LOWER, "d": HIGHER},
             "c and a end 0.50 to 0.70 nats below rope, d ends 0.20 above it at 512 tokens;"
-            " no lead of rope over b is shown",
+            " no lead of rope over b is shown there",
         ),
         (dict.fromkeys("abcd", HIGHER), dict.fromkeys("abcd", LOWER), "All 4 schemes end 0.10 to"),
     ],
