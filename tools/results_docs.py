@@ -178,7 +178,8 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
     """(name of the file, figure) of each figure that has its table in `folder`."""
     for stem, trained in TRAINED.items():
         results = losses(folder / f"{stem}.csv", trained)
-        yield f"{stem}_differences", figures.differences_by_length(results, PROTOCOLS[0])
+        drawn = figures.differences_by_length(results, PROTOCOLS[0], closely=True)
+        yield f"{stem}_differences", drawn
         for protocol in PROTOCOLS if stem in BY_LENGTH else ():
             name = f"{stem}_{protocol.replace('-', '_')}"
             yield name, figures.loss_by_length(results, protocol)

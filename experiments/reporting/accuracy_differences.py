@@ -67,14 +67,19 @@ def judged(
         if kind in (statistics.HIGHER, statistics.LOWER):
             more = "more" if kind == statistics.HIGHER else "fewer"
             words, reason = f"{more} {what} right", statistics.p_equation(x.holm)
-        row |= {"seeds": x.estimate.n, "verdict": words + f" ({reason})" * bool(reason)}
+        row |= {
+            "interval": x.interval(1),
+            "seeds": x.estimate.n,
+            "verdict": words + f" ({reason})" * bool(reason),
+        }
     return rows
 
 
 def line(row: dict) -> str:
     """A difference for the terminal."""
-    interval = "" if row.get("low") is None else f" [{row['low']:+.1f}, {row['high']:+.1f}]"
-    points = f"{row['points']:+.1f} points{interval}: " if "points" in row else ""
+    interval = "" if row.get("low") is None else f" {row['interval']}"
+    mean = statistics.number(row.get("points"), 1, signed=True)
+    points = f"{mean} points{interval}: " if "points" in row else ""
     missing = ", ".join(f"{task} ({why})" for task, why in row["without"].items())
     without = f"; without {missing}" if missing else ""
     return f"{row['of']} minus {row['minus']}: {points}{row['verdict']}{without}"

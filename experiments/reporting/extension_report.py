@@ -10,7 +10,7 @@ import rich.table
 
 from experiments.reporting import plotting, statistics
 from experiments.reporting.accuracy_differences import difference, judged
-from experiments.reporting.results import Run, Scheme
+from experiments.reporting.results import Run, Scheme, told_apart
 from experiments.reporting.sentences import capital
 from experiments.reporting.verdicts import Verdict, decide
 from experiments.running.configs.extend import ExtendConfig
@@ -45,7 +45,7 @@ class Page:
         words = {part: text.format(self.config.steps) for part, text in WORDS.items()}
         return words if self.config.steps else {"plain": words["plain"]}
 
-    def schemes(self, part: str) -> list[Scheme]:
+    def schemes(self, part: str) -> tuple[Scheme, ...]:
         """The methods, then other encodings, with a run for each seed."""
         schemes = []
         for index, entry in enumerate(self.entries):
@@ -54,7 +54,7 @@ class Page:
                 for seed, run in entry["seeds"].items()
             }
             schemes.append(Scheme(entry["name"], entry["encoding"], index, runs))
-        return schemes
+        return told_apart(schemes)
 
     def passkeys(self, scheme: Scheme, length: int) -> np.ndarray | None:
         """The fraction that is right, [seeds, depths], or None unless all seeds have it."""
@@ -109,16 +109,14 @@ class Page:
         if self.config.primary == "passkeys":
             rows.append(Judged(self.reference, "", "the reference"))
             for row in self.passkey_differences(part):
-                low, high = row.get("low"), row.get("high")
-                bounds = "" if low is None else f" [{low:+.1f}, {high:+.1f}]"
-                mean = f"{row['points']:+.1f}{bounds}" if "points" in row else ""
-                rows.append(Judged(row["of"], mean, row["verdict"]))
+                bounds = "" if row.get("low") is None else f" {row['interval']}"
+                mean = statistics.number(row["points"], 1, True) if "points" in row else ""
+                rows.append(Judged(row["of"], mean + bounds, row["verdict"]))
             return rows
         for v in self.verdicts(part):
-            low, high = v.tested.low, v.tested.high
-            bounds = "" if np.isnan(low) else f" [{low:+.3f}, {high:+.3f}]"
-            mean = f"{v.difference.mean:+.3f}{bounds}" if v.difference else ""
-            rows.append(Judged(v.name, mean, v.words))
+            bounds = "" if np.isnan(v.tested.low) else f" {v.tested.interval(3)}"
+            mean = statistics.number(v.difference.mean, 3, True) if v.difference else ""
+            rows.append(Judged(v.name, mean + bounds, v.words))
         return rows
 
     def passkey_differences(self, part: str) -> list[dict]:
@@ -217,7 +215,7 @@ class Page:
             return None if rates is None else float(rates.mean())
 
         best = self._best(found_at_target, max, " with {:.2f}")
-        best = f"Most keys at {self.target:,}: {best}" if best else "Passkeys found"
+        best = f"Most keys in the mean at {self.target:,}: {best}" if best else "Passkeys found"
         title = f"{best}; {self.length:,} is the trained length, {self.target:,} the target"
         size = 1.9 + 0.5 * len(lengths) * len(parts), 0.3 + (0.5 + 0.17 * len(depths)) * count
         drawn, panels = plotting.canvas(*size, count, len(parts), title=title)

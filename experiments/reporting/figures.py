@@ -10,7 +10,9 @@ from matplotlib.axes import Axes
 
 from experiments.reporting import loss_curves, sentences, speed_ratios, verdicts
 from experiments.reporting.plotting import (
+    INK,
     MUTED,
+    PAPER,
     Drawing,
     canvas,
     dots,
@@ -74,32 +76,77 @@ def _differences(
 
 
 @styled
-def differences_by_length(results: Results, protocol: str, narrow: bool = False) -> Drawing:
-    """Paired differences to the reference against length: means and 95 % t intervals."""
+def differences_by_length(
+    results: Results, protocol: str, narrow: bool = False, closely: bool = False
+) -> Drawing:
+    """Paired differences to the reference against length: means and 95 % t intervals.
+
+    `closely` draws those at the trained length on their own scale too, at the left. A report's page
+    has a separate figure of them.
+    """
     reference, lengths = results.manifest["reference"], results.manifest["lengths"]
+    trained = results.manifest["train_length"]
     by_scheme = verdicts.by_length(results, protocol)
-    kinds = {
-        n: {v.name: v.kind for v in verdicts.verdicts(results, Question("", protocol, n))}
-        for n in lengths
-    }
+    decided = {n: verdicts.verdicts(results, Question("", protocol, n)) for n in lengths}
+    kinds = {n: {v.name: v.kind for v in at_length} for n, at_length in decided.items()}
     means = {name: {n: d.mean for n, d in each.items()} for name, each in by_scheme.items()}
     title = sentences.differences_title(kinds, means, reference)
-    figure, (axes,) = canvas(5.8, 4.6, title=title, narrow=narrow)
+    near = [v for v in decided[trained] if v.difference] if closely else []
+    if near:
+        shape = {"columns": 2, "widths": (0.6 + 0.1 * len(near), 4)}
+        figure, (left, axes) = canvas(6.6 + 0.1 * len(near), 4.6, title=title, **shape)
+        _closely(left, results, near)
+        left.set_xlabel(f"at {trained:,} (Holm)")
+    else:
+        figure, (axes,) = canvas(5.8, 4.6, title=title, narrow=narrow)
     lines = {name: ([*each], [*each.values()]) for name, each in by_scheme.items() if each}
     log2_axis(axes, lengths)
     axes.set_xlabel(f"context length (tokens), {protocol}")
     _differences(axes, results, lines, lengths)
+    if near:
+        figure.axes[0].set_ylabel(axes.get_ylabel())
+        axes.set_ylabel("")
     rows = [
         (name, protocol, n, d.mean, d.low, d.high, d.p, each_seed(d))
         for name, each in by_scheme.items()
         for n, d in each.items()
     ]
     header = ("encoding", "protocol", "length", "mean", "low", "high", "p", "each_seed")
+    beside = f" (at {trained:,} also simultaneous ones, by Holm)" * bool(near)
     alt = (
         f"Paired difference of each scheme's loss to {reference} against context length,"
-        f" {protocol}, with 95 % intervals over seeds and windows. {title}"
+        f" {protocol}, with 95 % intervals over seeds and windows{beside}. {title}"
     )
     return Drawing(f"differences-by-length-{protocol}", figure, header, rows, alt)
+
+
+def _closely(axes: Axes, results: Results, near: Sequence[Verdict]) -> None:
+    """Differences at one length, the least first, with simultaneous intervals, on their own scale.
+
+    A mean beyond twice the median of how far the intervals reach from 0 is a number at the edge.
+    """
+    near = sorted(near, key=lambda v: v.tested.estimate.mean)
+    drawn = [(v.tested.low, v.tested.estimate.mean, v.tested.high) for v in near]
+    limit = 2 * np.median(np.nanmax(np.abs(drawn), 1))
+    ends = [0.0, *(x for row in drawn if abs(row[1]) <= limit for x in row if np.isfinite(x))]
+    pad = 0.05 * (max(ends) - min(ends)) or 0.1
+    axes.set_ylim(min(ends) - pad, max(ends) + pad)
+    for x, (v, (low, mean, high)) in enumerate(zip(near, drawn, strict=True)):
+        scheme = results.schemes[v.index]
+        marks = {**look(scheme, line=False), "ms": 5.5, "mec": PAPER, "mew": 0.5}
+        if abs(mean) <= limit:
+            axes.plot([x, x], [low, high], **paint(scheme), lw=2, alpha=0.5)
+            axes.plot([x], [mean], **marks)
+        else:
+            edge, inwards = (0.98, "top") if mean > 0 else (0.02, "bottom")
+            across = axes.get_xaxis_transform()
+            axes.plot([x], [edge], transform=across, **marks)
+            words = {"rotation": 90, "fontsize": 7.5, "ha": "center", "va": inwards, "color": INK}
+            at = edge - 0.03 if mean > 0 else edge + 0.03
+            axes.text(x, at, number(mean, 2, True), transform=across, **words, gid=marks["gid"])
+    if results.reference is not None:
+        axes.axhline(0, **paint(results.reference), lw=1.7)
+    axes.set(xticks=[], xlim=(-0.8, len(near) - 0.2))
 
 
 @styled
@@ -107,7 +154,7 @@ def differences_by_position(results: Results, narrow: bool = False) -> Drawing:
     """Paired differences to the reference against the position in the longest context, in bins."""
     by_scheme, missing = verdicts.by_position(results)
     reference = results.manifest["reference"]
-    title = sentences.position_title(by_scheme, reference)
+    title = sentences.position_title(by_scheme, reference, missing)
     figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
     lines = {
         n: ([b.centre for b in bins], [b.difference for b in bins]) for n, bins in by_scheme.items()

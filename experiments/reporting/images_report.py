@@ -7,7 +7,7 @@ import rich.table
 
 from experiments.reporting import plotting, statistics
 from experiments.reporting.accuracy_differences import difference, judged, line
-from experiments.reporting.results import Scheme
+from experiments.reporting.results import Scheme, told_apart
 from experiments.running.configs.images import IMAGES, ImagesConfig
 from experiments.running.run_names import find
 
@@ -102,11 +102,11 @@ def best(config: ImagesConfig, entries: list[dict]) -> str:
 def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
     """Accuracy against the side of the image: wider views above, finer below; one dot per seed."""
     drawn, all_axes = plotting.canvas(6.4, 7.8, 2, title=best(config, entries))
+    schemes = told_apart(Scheme(e["name"], e["spec"], k, {}) for k, e in enumerate(entries))
     for axes, kind in zip(all_axes, ("wider", "finer"), strict=True):
         ends = []
-        for index, entry in enumerate(entries):
-            scheme, points = Scheme(entry["name"], entry["spec"], index, {}), []
-            dots = plotting.look(scheme, line=False)
+        for scheme, entry in zip(schemes, entries, strict=True):
+            points, dots = [], plotting.look(scheme, line=False)
             for view in views(config):
                 values = [*entry["accuracy"][view.name].values()]
                 if view.kind in ("trained", kind) and None not in values:

@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 from experiments.reporting.results import Scheme
-from experiments.reporting.scheme_styles import PALETTE, style
+from experiments.reporting.scheme_styles import PALETTE, Style, style
 
 INK, MUTED, RULE, PAPER = "#1b2330", "#5b6675", "#dfe3e8", "#ffffff"
 SHADES = ("#0b3c5d", "#3a86c8", "#c8553d", "#e0a458")  # of lines that are not schemes
@@ -100,7 +100,7 @@ def picture(drawing: Drawing, path: Path) -> None:
     buffer = io.BytesIO()
     _save(drawing.figure, buffer, dpi=150)
     colours = Image.open(buffer).convert("RGB")
-    colours.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    colours.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
     drawing.figure.set_layout_engine("none")  # laid out once is enough
 
 
@@ -163,15 +163,19 @@ def labels(names: Sequence[str], width: int = 20) -> list[str]:
     return shown
 
 
+def _style(scheme: Scheme) -> Style:
+    return scheme.style or style(scheme.name, scheme.spec)
+
+
 def paint(scheme: Scheme) -> dict[str, Any]:
     """The colour of a scheme, and the tag for the page's script."""
-    colour = PALETTE[style(scheme.name, scheme.spec).colour][0]
+    colour = PALETTE[_style(scheme).colour][0]
     return {"color": colour, "gid": f"{TAG}{scheme.index}"}
 
 
 def look(scheme: Scheme, line: bool = True) -> dict[str, Any]:
     """`paint`, the marker of the scheme and, for a line, its dashes."""
-    chosen = style(scheme.name, scheme.spec)
+    chosen = _style(scheme)
     dashes = {"ls": chosen.dashes, "mec": PAPER, "mew": 0.5} if line else {"ls": ""}
     return {**paint(scheme), "marker": chosen.marker, **dashes}
 
@@ -185,7 +189,7 @@ class LegendKey(NamedTuple):
 
 def key(scheme: Scheme) -> LegendKey:
     """The scheme's colour, as a variable of the page, and its marker for a legend in HTML."""
-    chosen = style(scheme.name, scheme.spec)
+    chosen = _style(scheme)
     marker = MarkerStyle(chosen.marker)
     (outline,) = marker.get_path().transformed(marker.get_transform()).to_polygons()
     outline = outline / np.abs(outline).max()
@@ -200,8 +204,12 @@ def canvas(
     columns: int = 1,
     title: str = "",
     narrow: bool = False,
+    widths: Sequence[float] | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with its axes, row by row, without global state; `title` is what it shows."""
+    """A figure with its axes, row by row, without global state; `title` is what it shows.
+
+    `widths` are those of the columns, relative to each other.
+    """
     width = min(width, NARROW) if narrow else width
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
@@ -210,7 +218,7 @@ def canvas(
         figure.set_figheight(height + 0.2 * (len(lines) - 1))
         options = {"ha": "left", "fontsize": 11.5, "fontweight": "bold"}
         figure.suptitle("\n".join(lines), x=0.01, **options)
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, width_ratios=widths).flat)
 
 
 def _settings() -> contextlib.AbstractContextManager:

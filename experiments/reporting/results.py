@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.reporting import statistics
+from experiments.reporting.scheme_styles import Style, styles
 from experiments.running import rate_search
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.rate_search import Pair
@@ -99,7 +100,8 @@ class Cell(NamedTuple):
 class Scheme:
     """One encoding with its runs, by seed, and its short runs, by (rate, multiple).
 
-    `folder` is that of its runs, below `runs` and `rates`.
+    `folder` is that of its runs, below `runs` and `rates`; `style` is how figures draw it, None for
+    the style of its name.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Scheme:
     runs: dict[int, Run]
     checks: dict[Pair, Run] = dataclasses.field(default_factory=dict)
     folder: str = ""
+    style: Style | None = None
 
     def by_seed(self, read: Callable[[Run], Any]) -> tuple[dict[int, Any], str]:
         """Seed → what `read` finds in its run; and the problems, texts, of the other seeds.
@@ -154,6 +157,14 @@ class Scheme:
         """A field that does not depend on the seed, from the first run that has it."""
         values = (run.evaluation.get(field) for run in self.runs.values())
         return next((value for value in values if value is not None), None)
+
+
+def told_apart(schemes: Iterable[Scheme]) -> tuple[Scheme, ...]:
+    """The schemes of one comparison, or of one figure, each with a style that no other has."""
+    schemes = tuple(schemes)
+    chosen = styles([(scheme.name, scheme.spec) for scheme in schemes])
+    pairs = zip(schemes, chosen, strict=True)
+    return tuple(dataclasses.replace(scheme, style=style) for scheme, style in pairs)
 
 
 class Question(NamedTuple):
@@ -304,7 +315,7 @@ def of_runs(
     ]
     about = {"reference": reference, "train_length": trained, "lengths": sorted({*lengths})}
     seeds = sorted({seed for scheme in schemes for seed in scheme.runs})
-    return Results(Path(), {**about, "seeds": seeds, **manifest}, tuple(schemes), None)
+    return Results(Path(), {**about, "seeds": seeds, **manifest}, told_apart(schemes), None)
 
 
 def title(encodings: int, corpus: str) -> str:
@@ -430,4 +441,4 @@ def read(workdir: Path, evaluation: str = EVALUATION) -> Results:
         schemes.append(Scheme(name, str(entry["spec"]), index, runs, checks, folder))
     paths = workdir / "speed.json", workdir / REPORTED
     speed, reported = (_json(path) if path.is_file() else None for path in paths)
-    return Results(workdir, manifest, tuple(schemes), speed, tuple(reported or ()))
+    return Results(workdir, manifest, told_apart(schemes), speed, tuple(reported or ()))

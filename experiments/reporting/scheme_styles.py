@@ -2,12 +2,14 @@
 
 A pair of colour and marker belongs to one scheme only, and any two colours stay apart for
 colour-blind readers (tests/reporting/test_scheme_styles.py simulates them). A scheme with settings
-keeps its colour; marker and dashes are chosen by the text of the settings. An unknown name gets a
-style chosen by its text: the same in every figure, whatever else is compared.
+keeps its colour; its marker and dashes are chosen by the text of the settings. An unknown name gets
+a style chosen by its text; in one comparison no two are alike.
 """
 
 import hashlib
+import itertools
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 # On white, and on the page's dark background.
@@ -15,26 +17,27 @@ PALETTE = (
     *(("#c67a0e", "#b97000"), ("#6184f9", "#5b6ddd"), ("#1f6f5a", "#5f7e6f")),
     *(("#4e248c", "#cec6f5"), ("#274055", "#37a9ef"), ("#6b580d", "#dfce4c")),
     *(("#b47a9e", "#e593b0"), ("#2f9e5a", "#97dd97"), ("#b94bb0", "#af55a6")),
-    ("#632e21", "#e77559"),
+    *(("#632e21", "#e77559"), ("#611efd", "#821afd"), ("#dc463c", "#c6004b")),
 )
 MARKERS = "os^DvP<X>"
-DASHES = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+DASHES = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (12, 3)))
 
-# The index gives the style: new names go to the end, so that no other changes. Two rows have every
-# colour once: the first two are what `make compare` draws.
-KNOWN = (
-    *("rope", "t5", "alibi", "buckets", "nope"),
-    *("sinusoidal", "learned", "shaw", "transformer_xl", "deberta"),
-    *("temperature", "wavlm", "sandwich", "xpos", "cope"),
-    *("fire", "kerple", "clipped", "tupe", "fox"),
-    *("dape", "linear", "ntk", "dynamic_ntk", "yarn"),
-    *("llama3", "longrope", "rerope", "self_extend", "cable"),
-    *("bipe", "rope_2d", "swin", "alibi_2d", "sinusoidal_2d"),
-    *("learned_2d", "cpb", "mrope", "layoutlmv3", "proportional"),
-    *("pope", "lerope", "log_length", "selective_rope", "wall", "clipped_rope"),
-    *("inkling", "sink", "grape_ap", "path", "stick_breaking", "dual_chunk"),
-    *("rope_mixed", "rotated_values", "riflex", "dpb", "fope", "cayley_string"),
-    "liere",
+# A row shares a colour, so its schemes should rarely be compared; a name's place in it gives its
+# marker: new names go to the end of a row. `make compare` draws the first of the first ten.
+# RoPE's row is short: what remains of it is for RoPE with settings.
+ROWS = (
+    ("rope", "rope_2d", "rope+log_length"),
+    ("t5", "linear", "swin", "lerope", "xpos", "stick_breaking"),
+    ("alibi", "ntk", "alibi_2d", "sandwich", "log_length"),
+    ("buckets", "rope,nope", "cpb", "wall", "dynamic_ntk", "temperature"),
+    ("nope", "cable", "dape", "cayley_string", "learned_grid"),
+    ("sinusoidal", "llama3", "sinusoidal_2d", "selective_rope", "SmolLM3", "riflex", "tupe"),
+    ("learned", "longrope", "learned_2d", "kerple", "Llama 4 with windows", "fope"),
+    ("shaw", "rerope", "rope_mixed", "rope+sink", "wavlm", "modded-nanogpt", "dpb"),
+    ("transformer_xl", "self_extend", "grape_ap", "rotated_values", "gpt-oss", "layoutlmv3"),
+    ("deberta", "clipped_rope", "fox", "proportional", "liere", "sink"),
+    ("cope", "RNoPE-SWA", "yarn", "inkling", "clipped", "bipe", "rope_nd"),
+    ("pope", "dual_chunk", "fire", "path", "Gemma 3", "mrope"),
 )
 
 
@@ -46,28 +49,68 @@ class Style(NamedTuple):
     dashes: str | tuple[float, tuple[float, ...]] = "-"
 
 
+PAIRS = [
+    (colour, MARKERS[(colour + 2 * place) % len(MARKERS)])
+    for place, colour in itertools.product(range(len(MARKERS)), range(len(PALETTE)))
+]
+KNOWN = {
+    name: Style(*PAIRS[place * len(PALETTE) + colour], DASHES[0] if "+" in name else "-")
+    for colour, row in enumerate(ROWS)
+    for place, name in enumerate(row)
+}
+KNOWN_PAIRS = {style[:2] for style in KNOWN.values()}
+
+
 def style(name: str, spec: str = "") -> Style:
-    """The style of a scheme with this name and config string."""
-    if name in KNOWN:
-        index = KNOWN.index(name)
-        return Style(*_pair(index))
+    """The style of a scheme with this name and config string, wherever nothing else has it."""
+    return styles([(name, spec)])[0]
+
+
+def styles(schemes: Sequence[tuple[str, str]]) -> list[Style]:
+    """The styles of the schemes of one comparison, by name and config string.
+
+    Known names have theirs. Each other takes what its text chooses among what neither they nor
+    those before it have: settings the scheme's colour with another marker, an unknown name another
+    colour, as long as there are any.
+    """
+    chosen = {name: KNOWN[name] for name, _ in schemes if name in KNOWN}
+    for name, spec in schemes:
+        if name not in chosen:
+            chosen[name] = _unlike(name, spec, [*chosen.values()])
+    return [chosen[name] for name, _ in schemes]
+
+
+def _unlike(name: str, spec: str, others: Sequence[Style]) -> Style:
+    """The style of a name that is not in KNOWN, beside these."""
     text = _scaling(spec or name)
     digest = int.from_bytes(hashlib.sha256(f"{name} {text}".encode()).digest()[:8], "big")
-    dashes = DASHES[digest % len(DASHES)]
+    base, colours = _base(name, text), {style.colour for style in others}
+
+    def order(pair: tuple[int, str]) -> tuple[bool, bool]:
+        is_taken = any(pair == style[:2] for style in others)
+        return is_taken, pair[0] in colours if base is None else pair[0] != base
+
+    free = [pair for pair in PAIRS if pair not in KNOWN_PAIRS]
+    colour, marker = min(_rotated(free, digest // len(DASHES)), key=order)
+    drawn = {style.dashes for style in others if style.colour == colour}
+    return Style(colour, marker, min(_rotated(DASHES, digest), key=drawn.__contains__))
+
+
+def _rotated(items: Sequence, start: int) -> list:
+    """The items from that one on, counted from 0 and around; then those before it."""
+    start %= len(items)
+    return [*items[start:], *items[:start]]
+
+
+def _base(name: str, text: str) -> int | None:
+    """The colour of the known scheme of which this is one with settings, or None."""
     for words in (name, text):
         base = re.match(r"(\w+)(?=[ (@]|, )", words)
-        if base and base[1] in KNOWN and not re.search(r"\)[+,*]", words):
-            colour, marker = _pair(KNOWN.index(base[1]))
-            markers = MARKERS.replace(marker, "")
-            return Style(colour, markers[digest // 3 % len(markers)], dashes)
-    free = len(PALETTE) * len(MARKERS) - len(KNOWN)
-    return Style(*_pair(len(KNOWN) + digest // 3 % free), dashes)
-
-
-def _pair(index: int) -> tuple[int, str]:
-    """(colour, marker): different for each index below len(PALETTE) · len(MARKERS)."""
-    turn, colour = divmod(index, len(PALETTE))
-    return colour, MARKERS[(colour + 2 * turn) % len(MARKERS)]
+        while (plain := re.sub(r"\([^()]*\)", "", words)) != words:
+            words = plain
+        if base and base[1] in KNOWN and not re.search(r"[+*]|,\S", words):
+            return KNOWN[base[1]].colour
+    return None
 
 
 def _scaling(spec: str) -> str:

@@ -1,11 +1,11 @@
 """What a comparison and its figures show, in sentences computed from the results.
 
-A sentence claims what the statistics support: verdicts after Holm's correction for the headline and
-the answers; 95 % paired intervals for figures against length and position; means where it says so.
+A sentence claims what the statistics support: verdicts after Holm's correction over the schemes of
+one comparison at one length or position; or it names means, and says so.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -190,10 +190,10 @@ def verdict_title(decided: Sequence[Verdict], reference: str, length: int) -> st
 def differences_title(
     kinds: dict[int, dict[str, str]], means: dict[str, dict[int, float]], reference: str
 ) -> str:
-    """Who ends below and above the reference, by how much, and the leads that it loses.
+    """Who ends below and above the reference, by how much; which of its leads are shown no more.
 
     `kinds` are those of the verdicts at each length, corrected over schemes, `means` the mean
-    differences of each scheme. A lead that is not shown at the greatest length is lost.
+    differences of each scheme. A lead is one that is shown at the least length.
     """
     lengths = sorted(kinds)
     first, last = kinds[lengths[0]], kinds[lengths[-1]]
@@ -212,9 +212,12 @@ def differences_title(
     lost = [n for n, kind in first.items() if kind == HIGHER and last[n] not in not_lost]
     if parts:
         ends = _sentence(f"{', '.join(parts)} at {lengths[-1]:,} tokens")
-        return ends + f"; {reference} loses its lead over {listed(lost, count)}" * bool(lost)
+        return ends + f"; no lead of {reference} over {listed(lost, count)} is shown there" * bool(
+            lost
+        )
     if lost:
-        return f"{reference} loses its lead over {listed(lost, count)} by {lengths[-1]:,} tokens"
+        over = listed(lost, count)
+        return f"No lead of {reference} over {over} is shown at {lengths[-1]:,} tokens any more"
     return f"No scheme is shown to differ from {reference} at {lengths[-1]:,} tokens"
 
 
@@ -231,12 +234,15 @@ def losses_title(means: dict[str, dict[int, float]], trained: int) -> str:
     where = f"{trained:,} and {last:,}" if best[0] == best[1] else f"{trained:,}"
     words = f"{best[0]} has the least mean at {where}"
     words += f", {best[1]} at {last:,}" * (best[0] != best[1])
-    rise = f"; {steep} rises most, by {number(rises[steep], 2)}" if rises[steep] > 0 else ""
+    rise = f"; that of {steep} rises most, by {number(rises[steep], 2)}" * (rises[steep] > 0)
     return words + rise * (last > trained)
 
 
-def position_title(found: dict[str, list[Bin]], reference: str) -> str:
-    """Which schemes are below and above the reference in the last bin."""
+def position_title(found: dict[str, list[Bin]], reference: str, missing: Iterable[str] = ()) -> str:
+    """Which schemes are shown below and above the reference in the last bin.
+
+    Those that are `missing`, without a difference, count in Holm's family too.
+    """
     if not found:
         return ""
     last = {name: each[-1].difference for name, each in found.items()}
@@ -248,72 +254,78 @@ def position_title(found: dict[str, list[Bin]], reference: str) -> str:
         if mean >= 0:
             return f"{where} no mean is below that of {reference}"
         return f"{where} {least} has the least mean, {number(-mean, 2)} below {reference}"
-    sides = {side: [n for n, d in last.items() if _side(d) == k] for k, side in _SIDES.items()}
+    kinds = _kinds({**dict.fromkeys(missing), **last})
+    sides = {side: [n for n in last if kinds[n] == kind] for kind, side in _SIDES.items()}
     words = [f"{listed(names, len(last))} {side}" for side, names in sides.items() if names]
     what = " and ".join(words) if words else "none shown below or above"
-    return f"{where}: {what} {reference} (95 %)"
+    return f"{where}: {what} {reference} (Holm)"
 
 
-_SIDES = {-1: "below", 1: "above"}
+_SIDES = {LOWER: "below", HIGHER: "above"}
 
 
-def _side(difference: Estimate) -> int:
-    """-1 below zero, 1 above, 0 if the interval does not say, or there is none."""
-    return int(difference.low > 0) - int(difference.high < 0)
+def _kinds(differences: Mapping[str, Estimate | None]) -> dict[str, str]:
+    """The kind of each difference's verdict, all of them one family."""
+    tested, _ = statistics.family(differences)
+    return {name: statistics.judge(difference)[0] for name, difference in tested.items()}
 
 
 def series_title(
-    found: dict[int, dict[str, list[Estimate]]], reference: str, varied: str, count: int
+    found: dict[int, dict[str, dict[int, Estimate]]], reference: str, varied: str
 ) -> str:
     """Which schemes are below the reference at every size, above it, or first one, then the other.
 
-    `found` has for each length a scheme's differences by size, or by what else `varied` names, of
-    which there are `count`: a scheme without some of them is not in the title. A side is shown
-    where the 95 % interval has no 0.
+    `found` has for each length a scheme's differences by size, or by what else `varied` names: a
+    scheme without some of them is not in the title. A side is that of the verdict; a family is all
+    schemes at one size and length.
     """
     parts = []
+    values = {x for by_name in found.values() for each in by_name.values() for x in each}
     for length, by_name in found.items():
-        complete = {name: each for name, each in by_name.items() if len(each) == count}
-        sides = {name: {_side(d) for d in each} for name, each in complete.items()}
+        at = [_kinds({name: each.get(x) for name, each in by_name.items()}) for x in values]
+        complete = [name for name, each in by_name.items() if each.keys() == values]
+        sides = {name: {kinds[name] for kinds in at} for name in complete}
         groups = (
-            ([name for name, at in sides.items() if at == {-1}], "below"),
-            ([name for name, at in sides.items() if at == {1}], "above"),
-            ([name for name, at in sides.items() if at >= {-1, 1}], "on both sides"),
+            ([name for name, kinds in sides.items() if kinds == {LOWER}], "below"),
+            ([name for name, kinds in sides.items() if kinds == {HIGHER}], "above"),
+            ([name for name, kinds in sides.items() if kinds >= {LOWER, HIGHER}], "on both sides"),
         )
         words = [f"{listed(names, len(sides))} {side}" for names, side in groups if names]
         if words:
             parts.append(f"{', '.join(words)} at {length:,} tokens")
     if not parts:
         return f"No scheme is shown on one side of {reference} at every {varied}"
-    return f"Against {reference} at every {varied}: {'; '.join(parts)} (95 %)"
+    return f"Against {reference} at every {varied}: {'; '.join(parts)} (Holm)"
 
 
 def ratios_title(what: str, ratios: dict[str, Ratio], baseline: str) -> str:
-    """The greatest ratio to the baseline, and how many are close to 1."""
+    """The greatest median ratio to the baseline, and how many are close to 1."""
     compared = {name: r.median for name, r in ratios.items() if name != baseline}
     if not compared:
         return capital(what)
     most = max(compared, key=compared.__getitem__)
     close = sum(abs(x - 1) < 0.05 for x in compared.values())
     close_words = f"; {close} of {len(compared)} within 5 %" if close else ""
-    return f"{capital(what)}: {most} takes most, {compared[most]:.2f}× {baseline}{close_words}"
+    greatest = f"{most} has the greatest median, {compared[most]:.2f}× {baseline}"
+    return f"{capital(what)}: {greatest}{close_words}"
 
 
 def curves_title(curves: dict[str, Curve], late: Sequence[str]) -> str:
-    """Which scheme ends lowest, and which ones still fall."""
+    """Which scheme ends with the least mean, and which ones still fall."""
     if not curves:
         return ""
     best = min(curves, key=lambda name: curves[name].losses[-1])
     falling = f"; {listed(late, len(curves))} still {_verb(late, 'falls', 'fall')}" if late else ""
-    return f"{best} ends lowest, {number(curves[best].losses[-1])}{falling}"
+    return f"{best} ends with the least mean, {number(curves[best].losses[-1])}{falling}"
 
 
 def seconds_title(times: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """Which scheme is lowest when the first one has finished, from seconds and losses by scheme."""
+    """Which scheme has the least mean when the first ends, from seconds and losses by scheme."""
     end = min(at[-1] for at, _ in times.values())
     losses = {name: float(np.interp(end, *curve)) for name, curve in times.items()}
     best = min(losses, key=losses.__getitem__)
-    return f"After {end:,.3g} s, when the first one ends, {best} is lowest, {number(losses[best])}"
+    least = f"{best} has the least mean, {number(losses[best])}"
+    return f"After {end:,.3g} s, when the first one ends, {least}"
 
 
 def question_title(results: Results, question: Question) -> str:

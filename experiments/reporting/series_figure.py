@@ -27,7 +27,7 @@ from experiments.reporting.plotting import (
     name_lines,
     styled,
 )
-from experiments.reporting.results import Results, Scheme
+from experiments.reporting.results import Results, Scheme, told_apart
 from experiments.reporting.statistics import CLAIM_SEEDS, Estimate, number
 from experiments.reporting.verdicts import paired_difference
 from experiments.running.run_names import short_names
@@ -193,17 +193,17 @@ def differences(found: Sequence[Point], reference: Scheme) -> Drawing:
     lengths = sorted({p.length for p in found})
     varied = _varied(p.parameters for p in found)
     values = sorted({getattr(p, varied) for p in found})
-    by_length: dict[int, dict[str, list[Estimate]]] = {length: {} for length in lengths}
+    by_length: dict[int, dict[str, dict[int, Estimate]]] = {length: {} for length in lengths}
     for p in found:
-        by_length[p.length].setdefault(p.scheme.name, []).append(p.difference)
-    title = sentences.series_title(by_length, reference.name, AXES[varied], len(values))
+        by_length[p.length].setdefault(p.scheme.name, {})[getattr(p, varied)] = p.difference
+    title = sentences.series_title(by_length, reference.name, AXES[varied])
     figure, panels = canvas(4.9 * len(lengths), 4.4, columns=len(lengths), title=title)
     schemes = {p.scheme.name: p.scheme for p in found}
-    about = lambda p: (p.scheme.name, p.length)  # noqa: E731
+    reference, *others = told_apart([reference, *schemes.values()])
     for axes, length in zip(panels, lengths, strict=True):
         ends: list[tuple[Scheme, float, float]] = []
-        for name, scheme in schemes.items():
-            line = {getattr(p, varied): p.difference for p in found if about(p) == (name, length)}
+        for scheme in others:
+            line = by_length[length].get(scheme.name, {})
             parts = [[*x] for there, x in itertools.groupby(values, line.__contains__) if there]
             drawn = [band(axes, scheme, at, [line[x] for x in at]) for at in parts]
             ends += drawn[-1:]  # a line has a gap where a comparison lacks its scheme

@@ -174,7 +174,8 @@ def _counted(values: Iterable[float], used: list[float]) -> str:
 def figure(config: TasksConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
     """Encoding × task, at the training length and beyond it."""
     width, height = max(6.4, 2.6 + 0.62 * len(config.tasks)), 1.0 + 0.32 * len(entries)
-    title = _best(config, entries)
+    tested = f"trained to {config.length} symbols, tested to {max(config.lengths)}"
+    title = f"Accuracy by encoding and task, {tested}"
     drawn, all_axes = plotting.canvas(width, 3 * height + 2.4, len(PANELS), title=title)
     for axes, (name, which, beyond) in zip(all_axes, PANELS, strict=True):
         cells = [[cell(config, e, task, which, beyond) for task in config.tasks] for e in entries]
@@ -192,21 +193,6 @@ def figure(config: TasksConfig, entries: list[dict], rows: list[tuple]) -> plott
     plotting.colour_bar(drawn, all_axes, "accuracy")
     alt = f"Accuracy of each encoding on each task, at the training length and beyond. {title}"
     return plotting.Drawing("tasks", drawn, HEADER, rows, alt)
-
-
-def _best(config: TasksConfig, entries: list[dict]) -> str:
-    """Which encoding has the most tokens right at longer lengths, in the mean over tasks."""
-    means = {}
-    for entry in entries:
-        cells = [cell(config, entry, task, 0, True) for task in config.tasks]
-        numbers = [x for x in cells if not isinstance(x, str)]
-        if len(numbers) == len(cells):
-            means[entry["name"]] = float(np.mean(numbers))
-    if not means:
-        return "Accuracy by encoding and task"
-    best = max(means, key=means.__getitem__)
-    fixed = f", a fixed answer {means[FIXED]:.2f}" if FIXED in means else ""
-    return f"Most tokens right at longer lengths: {best}, {means[best]:.2f} in the mean{fixed}"
 
 
 def csv_rows(entries: list[dict]) -> list[tuple]:

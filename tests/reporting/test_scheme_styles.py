@@ -1,16 +1,19 @@
 """One colour and mark per scheme: by name, whatever is compared, and for colour-blind readers."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiments.reporting import plotting
 from experiments.reporting.results import Scheme
-from experiments.reporting.scheme_styles import KNOWN, MARKERS, PALETTE, style
+from experiments.reporting.scheme_styles import KNOWN, MARKERS, PALETTE, style, styles
 from pe_jax import ENCODINGS
 from pe_jax.encodings.rope_scaling import SCALINGS
+from tools import results_docs
 
+FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 BACKGROUNDS = ("#ffffff", "#11161d")
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 VISION = {
@@ -32,6 +35,13 @@ VISION = {
     ],
 }
 XYZ = np.array([(0.4125, 0.3576, 0.1804), (0.2127, 0.7152, 0.0722), (0.0193, 0.1192, 0.9503)])
+
+
+def published():
+    """The schemes of each published table, once."""
+    tables = map(results_docs.rows_of, sorted(FIGURES.glob("*.csv")))
+    names = ([x["encoding"] for x in rows if "encoding" in x] for rows in tables)
+    return {tuple(dict.fromkeys(results_docs.PATTERNS.get(x, x) for x in each)) for each in names}
 
 
 def linear(colour):
@@ -109,3 +119,35 @@ def test_settings_keep_the_colour_and_unknown_names_do_not_take_the_mark_of_a_kn
     assert yarn.colour == style("yarn").colour and style("yarn ×8").colour == yarn.colour
     for name in ("t5+rope", "rope(base=5e5)+t5", "t5,rope", "mine"):
         assert style(name)[:2] not in {style(known)[:2] for known in KNOWN}
+
+
+@pytest.mark.parametrize("names", sorted(published()), ids=len)
+def test_schemes_of_one_published_table_are_told_apart_by_any_reader(names):
+    """By colour; settings of a scheme, which share its colour, by marker and dashes."""
+    chosen = styles([(name, name) for name in names])
+    pairs = itertools.combinations(zip(names, chosen, strict=True), 2)
+    for (a, one), (b, other) in pairs:
+        if one.colour == other.colour:
+            assert any(a.startswith(x) and b.startswith(x) for x in KNOWN), (a, b)
+            assert one.marker != other.marker and one.dashes != other.dashes, (a, b)
+            continue
+        for vision, dark in itertools.product(VISION, (0, 1)):
+            seen = distance(PALETTE[one.colour][dark], PALETTE[other.colour][dark], vision)
+            assert seen > 17, (a, b, vision, dark)
+
+
+def test_patterns_of_one_comparison_never_share_colour_and_mark():
+    """Whatever their texts choose: 20 unknown names beside four known ones, and settings."""
+    known = ["nope", "t5", "rope", "alibi"]
+    patterns = [f"rope@window={2**k}*{n},nope" for k in range(4) for n in range(1, 6)]
+    several = [f"rope base {base}" for base in range(8)]
+    names = [*known, *patterns, *several]
+    chosen = styles([(name, name) for name in names])
+    assert len({one[:2] for one in chosen}) == len(names)
+    assert [one for one, name in zip(chosen, names, strict=True) if name in KNOWN] == [
+        style(name) for name in known
+    ]
+    few = styles([(name, name) for name in [*known, *patterns[:6]]])
+    assert len({one.colour for one in few}) == len(few)  # unused colours first
+    drawn = results_docs.losses(FIGURES / "released.csv", 128).schemes
+    assert len({(x["color"], x["marker"]) for x in map(plotting.look, drawn)}) == len(drawn)

@@ -64,14 +64,18 @@ def test_many_names_are_counted():
         ({"a": HIGHER}, {"a": LOWER}, "a ends 0.50 nats below rope at 512 tokens"),
         ({"a": HIGHER}, {"a": HIGHER}, "a ends 0.50 nats above rope at 512 tokens"),
         ({"a": SAME}, {"a": HIGHER}, "a ends 0.50 nats above rope at 512 tokens"),
-        ({"a": HIGHER}, {"a": INCONCLUSIVE}, "rope loses its lead over a by 512 tokens"),
+        (
+            {"a": HIGHER},
+            {"a": INCONCLUSIVE},
+            "No lead of rope over a is shown at 512 tokens any more",
+        ),
         ({"a": HIGHER}, {"a": UNDECIDED}, "No scheme is shown to differ from rope at 512 tokens"),
         ({"a": LOWER}, {"a": INCONCLUSIVE}, "No scheme is shown to differ from rope at 512 tokens"),
         (
             {"a": HIGHER, "b": HIGHER, "c": SAME, "d": HIGHER},
             {"a": LOWER, "b": INCONCLUSIVE, "c": LOWER, "d": HIGHER},
             "c and a end 0.50 to 0.70 nats below rope, d ends 0.20 above it at 512 tokens;"
-            " rope loses its lead over b",
+            " no lead of rope over b is shown there",
         ),
         (dict.fromkeys("abcd", HIGHER), dict.fromkeys("abcd", LOWER), "All 4 schemes end 0.10 to"),
     ],
@@ -96,11 +100,11 @@ def test_means_alone_say_who_has_the_least_at_the_last_positions():
 def test_losses_and_ratios_name_the_extremes():
     means = {"a": {64: 2.0, 256: 3.0}, "b": {64: 2.1, 256: 2.2}, "c": {64: 1.9}}
     assert losses_title(means, 64) == (
-        "c has the least mean at 64, b at 256; a rises most, by 1.00"
+        "c has the least mean at 64, b at 256; that of a rises most, by 1.00"
     )
     ratios = {"nope": Ratio(1, 1, 1), "t5": Ratio(1.5, 1, 2), "rope": Ratio(1.01, 1, 2)}
     assert ratios_title("time", ratios, "nope") == (
-        "Time: t5 takes most, 1.50× nope; 1 of 2 within 5 %"
+        "Time: t5 has the greatest median, 1.50× nope; 1 of 2 within 5 %"
     )
 
 
@@ -126,7 +130,7 @@ def test_differences_are_those_of_the_verdicts_and_paired(fake):
     last = found["alibi"][-1]
     each = [(ours[s] - theirs[s])[last.first - 1 : last.last].mean() for s in (0, 1, 2)]
     assert last.difference == estimate(each) and last.last == 512
-    assert sentences.position_title(found, "rope").endswith("alibi below rope (95 %)")
+    assert sentences.position_title(found, "rope").endswith("alibi below rope (Holm)")
 
 
 def test_the_title_of_sizes_says_who_is_on_which_side_of_the_reference_at_all_of_them():
@@ -135,18 +139,20 @@ def test_the_title_of_sizes_says_who_is_on_which_side_of_the_reference_at_all_of
     )
 
     def title(far=None, **found):
-        return sentences.series_title({128: found, 512: far or {}}, "rope", "size", 2)
+        by_length = {128: found, 512: far or {}}
+        by_size = {n: {s: dict(enumerate(x)) for s, x in at.items()} for n, at in by_length.items()}
+        return sentences.series_title(by_size, "rope", "size")
 
     near = {"t5": [below, below], "nope": [above, above], "alibi": [unsure, above]}
     said = "Against rope at every size: t5 below, nope above at 128 tokens"
-    assert title(**near) == f"{said} (95 %)"
+    assert title(**near) == f"{said} (Holm)"
     far = {"t5": [below, below], "nope": [above, unsure], "alibi": [below, below]}
-    assert title(far, **near) == f"{said}; t5 and alibi below at 512 tokens (95 %)"
+    assert title(far, **near) == f"{said}; t5 and alibi below at 512 tokens (Holm)"
     assert title(t5=[below, above], nope=[above, above]).endswith(
-        "nope above, t5 on both sides at 128 tokens (95 %)"
+        "nope above, t5 on both sides at 128 tokens (Holm)"
     )
     nobody = "No scheme is shown on one side of rope at every size"
     assert title(t5=[below, unsure]) == title(t5=[single, single]) == nobody
     assert title(t5=[below, below], fox=[below]).endswith(
-        "every size: t5 below at 128 tokens (95 %)"
+        "every size: t5 below at 128 tokens (Holm)"
     )
