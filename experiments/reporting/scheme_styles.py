@@ -33,11 +33,11 @@ ROWS = (
     ("nope", "cable", "dape", "cayley_string", "learned_grid"),
     ("sinusoidal", "llama3", "sinusoidal_2d", "selective_rope", "SmolLM3", "riflex", "tupe"),
     ("learned", "longrope", "learned_2d", "kerple", "Llama 4 with windows", "fope"),
-    ("shaw", "rerope", "rope_mixed", "rope+sink", "wavlm", "modded-nanogpt", "dpb"),
+    ("shaw", "rerope", "wavlm", "rope+sink", "dpb", "modded-nanogpt"),
     ("transformer_xl", "self_extend", "grape_ap", "rotated_values", "gpt-oss", "layoutlmv3"),
     ("deberta", "clipped_rope", "fox", "proportional", "liere", "sink"),
     ("cope", "RNoPE-SWA", "yarn", "inkling", "clipped", "bipe", "rope_nd"),
-    ("pope", "dual_chunk", "fire", "path", "Gemma 3", "mrope"),
+    ("pope", "dual_chunk", "fire", "path", "Gemma 3", "mrope", "rope_mixed"),
 )
 
 

@@ -174,8 +174,7 @@ def _counted(values: Iterable[float], used: list[float]) -> str:
 def figure(config: TasksConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
     """Encoding × task, at the training length and beyond it."""
     width, height = max(6.4, 2.6 + 0.62 * len(config.tasks)), 1.0 + 0.32 * len(entries)
-    tested = f"trained to {config.length} symbols, tested to {max(config.lengths)}"
-    title = f"Accuracy by encoding and task, {tested}"
+    title = f"Accuracy: trained to {config.length} symbols, tested to {max(config.lengths)}"
     drawn, all_axes = plotting.canvas(width, 3 * height + 2.4, len(PANELS), title=title)
     for axes, (name, which, beyond) in zip(all_axes, PANELS, strict=True):
         cells = [[cell(config, e, task, which, beyond) for task in config.tasks] for e in entries]
