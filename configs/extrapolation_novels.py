@@ -21,7 +21,7 @@ from pe_jax.training.config import EvalConfig, OptimizerConfig
 EVALUATION = EvalConfig(
     lengths=(128, 256, 512, 1024),
     windows=192,
-    stride=128,
+    stride=64,
     split="test",
     kept=("Kipling_Kim_1901.txt", "Ward_Milly_1881.txt"),
     every=100,

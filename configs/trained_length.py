@@ -57,7 +57,7 @@ def small(part: str) -> CompareConfig:
         save_every=1_000,
         model=ModelConfig(width=64, layers=2, heads=4),
         optimizer=OptimizerConfig(warmup=100),
-        eval=dataclasses.replace(EVALUATION, every=0),
+        eval=dataclasses.replace(EVALUATION, stride=128, every=0),
     )
 
 

@@ -40,8 +40,13 @@ TOLERANCE = (0.03, 0.15)
 
 
 def frozen(config: dict) -> dict:
-    """The fields of a comparison's config that every entry shares."""
-    return {name: value for name, value in config.items() if name not in FREE}
+    """The fields of a comparison's config that every entry shares.
+
+    Without `eval.kept` where it is empty: entries were made before there was such a field.
+    """
+    evaluation = {name: value for name, value in config["eval"].items() if name != "kept" or value}
+    shared = {name: value for name, value in config.items() if name not in FREE}
+    return {**shared, "eval": evaluation}
 
 
 def target() -> dict:
