@@ -232,6 +232,12 @@ def test_examples_have_the_length_asked_for_and_are_not_training_rows():
         tasks.examples(name, count=1, length=0, seed=0)
 
 
+def test_an_answer_that_continues_the_question_has_no_separator_and_no_padding():
+    rows = tasks.examples("needles_continued", count=4, length=12, seed=0)
+    assert rows["tokens"].shape == (4, 1 + 12 + lookup.DIGITS + 1)  # BOS … EOS
+    assert (rows["segments"] == 1).all() and not (rows["tokens"] == tasks.SEP).any()
+
+
 def test_tasks_have_digests_of_their_own():
     copy, other = (data.load(f"synthetic:{name}").digest for name in ("copy", "reverse"))
     assert copy != other
