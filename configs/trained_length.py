@@ -8,7 +8,7 @@ The byte model of 0.11M parameters of configs/size.py, novels, 128 tested to 1,0
 after 1,000 and 4,000 steps. Rates of 0.003 and 0.01 are tried for both encodings, for T5 each with
 1, 5 and 25 times that for its table, then neighbours of the best until it lies at no edge.
 192 windows are drawn from three of the five test novels; the other two are kept for a last look.
-About 12 and 45 minutes on two CPU cores.
+The second took an hour on two busy CPU cores, the first was not run.
 
     python -m experiments.compare --config=configs/trained_length.py:25M --config.data=text:DIR
 

@@ -67,7 +67,7 @@ def _seeds_and_tests(results: Results, rows: Sequence[Verdict]) -> list[str]:
     family = max((row.family for row in rows), default=0)
     sentences.append(
         "Differences are paired by seed over identical windows; two-sided t tests at 5 % with the"
-        f" variance over seeds and over {results.windows} windows of these texts (crossed),"
+        f" variance over seeds and over {results.windows} windows, or a task's questions (crossed),"
         f" Holm-corrected over {family} scheme{'s' * (family != 1)}: all that were declared, also"
         " those without a number."
     )

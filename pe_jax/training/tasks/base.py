@@ -67,20 +67,20 @@ class Task:
       symbols: size of the alphabet.
       slots: length of the answer to n symbols (including EOS if it `stops`): monotone in n; always
         0 if each symbol is answered at its place.
-      continues: whether a decoder writes the answer directly after the question, without a SEP.
       stops: whether answers to questions of the same length differ in length.
       shortest: fewest symbols of a question.
       longest: most symbols of a question; None for no limit.
+      continues: whether a decoder writes the answer directly after the question, without a SEP.
     """
 
     short: str
     draw: Callable[[jax.Array, Any, int], Example]
     symbols: int
     slots: Callable[[Any], Any] = single_slot
-    continues: bool = False
     stops: bool = False
     shortest: int = 1
     longest: int | None = None
+    continues: bool = False
     warning: ClassVar[str] = ""  # for the same use as a corpus's
 
     @property
