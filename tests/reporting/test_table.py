@@ -1,0 +1,29 @@
+"""The table of results: written, read, grouped."""
+
+import numpy as np
+
+from experiments.running import table
+from experiments.running.table import Row
+
+ROWS = [
+    Row("rope", "", 0, 0.01, 1.0, "sliding", 64, None, 1.5, (1.0, 2.0)),
+    Row("rope", "", 1, 0.01, 1.0, "sliding", 64, None, None, status="diverged"),
+    Row("rope", "tuned", 0, None, None, "passkeys: exact", 64, 0.0, 0.1),
+    Row("rope", "tuned", 0, None, None, "passkeys: exact", 64, 1.0, 1 / 3),
+    Row('a; "b",\n', "", None, None, None, "copy: tokens", 8, None, 0.25),
+]
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    table.write(tmp_path / "results.csv", ROWS)
+    assert table.read(tmp_path / "results.csv") == ROWS
+    assert len(table.read_csv(tmp_path / "results.csv")) == len(ROWS)
+
+
+def test_rows_of_a_test_are_its_numbers_or_why_there_are_none():
+    found = table.grouped(ROWS)
+    assert [*found] == [("rope", ""), ("rope", "tuned"), ('a; "b",\n', "")]
+    plain = found["rope", ""]
+    np.testing.assert_array_equal(plain[0]["sliding", 64], [1, 2])
+    assert plain[1]["sliding", 64] == "diverged"
+    np.testing.assert_array_equal(found["rope", "tuned"][0]["passkeys: exact", 64], [0.1, 1 / 3])
