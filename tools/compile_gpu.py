@@ -2,7 +2,6 @@
 
     make gpu-compile
     python -m tools.compile_gpu --encodings=shaw --widths=64 --archs=90
-    python -m tools.compile_gpu --choose    # writes pe_jax/engines/kernels/gpu/launches.json
 
 The kernels are those of `attention(implementation="fused")`, forward and backward, with the blocks,
 warps and stages that it would launch on such a device. Triton (the extra `gpu-compile`) takes them
@@ -18,11 +17,9 @@ import csv
 import dataclasses
 import importlib.util
 import itertools
-import json
 import os
-import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,21 +43,6 @@ from tools.gpu_code import CHIPS, Job
 
 HEADS = 8
 SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
-CANDIDATES = {  # blocks and warps to try in turn: by bytes of a number, width, forward or not
-    (2, 64, True): ((128, 64, 4), (128, 64, 8), (64, 64, 8), (64, 32, 8)),
-    (2, 64, False): ((64, 64, 4), (64, 64, 8), (64, 32, 8), (32, 32, 4)),
-    (2, 128, True): ((128, 64, 8), (64, 64, 8), (64, 32, 8), (32, 32, 4)),
-    (2, 128, False): ((128, 64, 8), (64, 64, 8), (64, 32, 8), (32, 32, 8), (32, 32, 4)),
-    (2, 256, True): ((64, 64, 8), (64, 32, 8), (32, 32, 8), (32, 32, 4)),
-    (2, 256, False): ((64, 32, 8), (32, 32, 8), (32, 16, 8), (16, 16, 4)),
-    (4, 64, True): ((64, 32, 8), (32, 32, 8), (32, 32, 4)),
-    (4, 64, False): ((32, 32, 8), (32, 32, 4), (32, 16, 4)),
-    (4, 128, True): ((32, 32, 8), (32, 32, 4), (32, 16, 4)),
-    (4, 128, False): ((32, 32, 8), (32, 16, 8), (16, 16, 4)),
-    (4, 256, True): ((32, 32, 8), (32, 16, 8), (16, 16, 4)),
-    (4, 256, False): ((32, 16, 8), (16, 16, 8), (16, 16, 4)),
-}
-STAGES = (3, 2)  # two if three do not fit
 # Timed on an H200 with Triton 3.6 (docs/performance.md), where they beat what compiles without
 # spills: by architecture, kernel, what a tile reads, and width, in half precision. Those of
 # formulas follow the others: ALiBi's kernels together take 2.31 ms with them, 3.40 without.
@@ -72,14 +54,6 @@ MEASURED = {
     (90, "queries", "vectors", 64): Launch(64, 64, 4, 2),
     (90, "keys", "formulas", 64): Launch(64, 64, 4, 3),
     (90, "keys", "vectors", 64): Launch(64, 64, 4, 2),
-}
-WIDENING = {"pope": 2, "tupe": 4}  # width of q and k ÷ width of a head, unless 1
-STANDING = {  # for all schemes that read the same, when launches are chosen
-    "scores": ("rope", "pope", "tupe"),
-    "formulas": ("alibi", "fox", "kerple"),
-    "table": ("t5", "sandwich"),
-    "vectors": ("shaw", "deberta"),
-    "bias": ("fire",),
 }
 FIELDS = (  # of kernels.csv
     *("arch", "dtype", "width", "kernel", *Launch._fields, "encodings", "status", "shared"),
@@ -102,7 +76,6 @@ class Case:
     arch: int
     length: int
     dtype: str
-    sizes: Launch | None = None
     explicit: bool = False  # whether positions are passed, which may be any
 
     @property
@@ -132,7 +105,7 @@ class Case:
         def attend(*call):
             if reason := engine.refusal(*call):
                 raise Refused(reason)
-            return engine.attend(*call, sizes=self.sizes, arch=self.arch)
+            return engine.attend(*call, arch=self.arch)
 
         def loss(params, q, k, v, x, positions):
             options: Any = dict(encoding=encoding, params=params, x=x, implementation=attend)
@@ -154,10 +127,9 @@ class Case:
 def compiled(
     cases: Iterable[Case],
     processes: int,
-    names: Collection[str] = launches.KERNELS,
     done: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """A row for each kernel of these names of each case; kernels that are the same share one.
+    """A row for each kernel of each case; kernels that are the same share one.
 
     `done` is called with each row as it comes.
     """
@@ -165,8 +137,6 @@ def compiled(
     for case in cases:
         try:
             for name, sizes, kernel in case.kernels():
-                if name not in names:
-                    continue
                 about = {"arch": case.arch, "dtype": case.dtype, "width": case.width}
                 about |= {"kernel": name, **sizes._asdict(), "encodings": []}
                 job = Job(kernel, sizes.warps, sizes.stages, case.arch)
@@ -183,55 +153,6 @@ def compiled(
         logging.info("%s, %s: %s", row["encodings"][0], where, row["status"])
         done(row)
     return list(rows.values())
-
-
-def choose(
-    arch: int, reads: str, width: int, dtype: str, length: int, processes: int
-) -> dict[str, Launch]:
-    """The first candidate for each kernel that compiles for all schemes of `STANDING`, unspilled.
-
-    If none does, the one that spills the least; if one was measured, that.
-    """
-    size = jnp.dtype(dtype).itemsize
-    tried: dict[tuple[str, Launch], tuple[int, int]] = {}  # kernels refused, most spills
-    measured = {name: MEASURED.get((arch, name, reads, width)) for name in launches.KERNELS}
-    chosen = {name: best for name, best in measured.items() if best is not None and size == 2}
-    for turn, stages in itertools.product(range(5), STAGES):
-        to_compile: dict[Launch, list[str]] = {}
-        for name in launches.KERNELS:  # fewer stages only for what did not fit
-            for own, other, warps in CANDIDATES[size, width, name == "forward"][turn : turn + 1]:
-                more = getattr(launches.alike(Launch(own, other, warps, STAGES[0])), name)
-                if name not in chosen and tried.get((name, more), (1,))[0]:
-                    to_compile.setdefault(Launch(own, other, warps, stages), []).append(name)
-        for sizes, names in to_compile.items():
-            heads = {spec: width // WIDENING.get(spec, 1) for spec in STANDING[reads]}
-            cases = [Case(spec, own, arch, length, dtype, sizes) for spec, own in heads.items()]
-            rows = compiled(cases, processes, names)
-            for name in names:
-                kernel_rows = [row for row in rows if row["kernel"] == name]
-                candidate = getattr(launches.alike(sizes), name)
-                bad = sum(row["status"] != "ok" for row in kernel_rows)
-                spills = max((row["spills"] for row in kernel_rows), default=0)
-                tried[name, candidate] = bad, spills
-                if not (bad or spills):
-                    chosen[name] = candidate
-    for name in launches.KERNELS:
-        options = {candidate: cost for (kernel, candidate), cost in tried.items() if kernel == name}
-        chosen.setdefault(name, min(options, key=options.__getitem__))
-        logging.info("sm_%d %s %d %s: %s", arch, reads, width, name, chosen[name])
-    return chosen
-
-
-def keep(best: dict, arch: int, reads: str, width: int, dtype: str) -> None:
-    """Writes the launches of one choice to launches.json."""
-    path = Path(launches.__file__).with_name("launches.json")
-    stored = json.loads(path.read_text())
-    by_kernel = stored["launches"][str(arch)]["float32" if dtype == "float32" else "half"]
-    for name, sizes in best.items():
-        by_kernel[name][reads][str(width)] = list(sizes)
-    numbers = r"\[\s+(\d+),\s+(\d+),\s+(\d+),\s+(\d+)\s+\]"
-    text = re.sub(numbers, r"[\1, \2, \3, \4]", json.dumps(stored, indent=1))
-    path.write_text(text + "\n")
 
 
 def table(rows: list[dict[str, Any]]) -> rich.table.Table:
@@ -293,11 +214,6 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     if unknown := [a for a in archs if a not in CHIPS]:
         raise ConfigError(f"archs={unknown}: known are {[*CHIPS]}")
-    if options.choose:
-        for arch, width, reads in itertools.product(archs, widths, STANDING):
-            arguments = options.dtype, options.length, options.processes
-            keep(choose(arch, reads, width, *arguments), arch, reads, width, options.dtype)
-        launches.table.cache_clear()
     of_one_axis = [n for n, scheme in encodings.ENCODINGS.items() if scheme().claims.axes == 1]
     names = of_one_axis if "all" in options.encodings else options.encodings
     cases = [
@@ -321,6 +237,5 @@ if __name__ == "__main__":
     flags.DEFINE_integer("spills", 0, "bytes that a kernel may spill")
     flags.DEFINE_integer("processes", os.cpu_count() or 1, "how many compile at a time")
     flags.DEFINE_bool("explicit", False, "at positions that are passed, whatever they are")
-    flags.DEFINE_bool("choose", False, "choose launches first, and write launches.json")
     flags.DEFINE_string("out", "runs/gpu", "folder of kernels.csv")
     launch.run_flags(main)

@@ -1,8 +1,8 @@
 """How kernels are launched, by device: tokens of blocks, warps, stages of the pipeline.
 
-From launches.json, which `python -m tools.compile_gpu --choose` writes: of launches in the order of
-expected speed, the first that compiles to machine code without spills. Only those of Hopper in half
-precision for heads of 64 were timed (see `MEASURED` there).
+From launches.json: of launches in the order of expected speed, the first that compiled to machine
+code without spills. Only those of Hopper in half precision for heads of 64 were timed
+(tools/compile_gpu.py has them).
 """
 
 import functools
