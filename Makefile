@@ -34,6 +34,10 @@ lock:  # pins what pyproject.toml has added; UPGRADE=--upgrade takes the newest 
 	uv pip compile $(LOCK) --extra docs --extra browser --extra oracles --extra tpu --extra cuda --extra gcs \
 	  --constraint requirements.txt --output-file constraints.txt pyproject.toml
 
+# XLA allocates the temporaries of each call anew; in pages of 2 MiB Linux clears them in a quarter of
+# the time (docs/performance.md). glibc asks for such pages if this is set before Python starts.
+compare smoke images tasks extend speedrun: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+
 compare: .venv/ready
 	$(BIN)/python -m experiments.compare --config=configs/compare.py
 

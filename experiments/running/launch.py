@@ -50,9 +50,7 @@ def run(main: Callable[[Any], None], default: str, kind: type) -> None:
         flags.DEFINE_multi_string(name, None, f"short for --config.{name}")
     flags.DEFINE_enum("list", None, [*help_text.LISTS], "prints what there is of a kind")
     distributed.define_flags()
-    quiet_libraries()
-    print_anywhere()
-    replace_damaged_programs()
+    prepare_process()
     load = functools.partial(config_files.load, kind=kind)
     with one_line_errors():
         source = _config_file(sys.argv)
@@ -71,9 +69,7 @@ def run(main: Callable[[Any], None], default: str, kind: type) -> None:
 
 def run_flags(main: Callable[[], None]) -> None:
     """Parses the flags of a program without a config, and calls `main()`."""
-    quiet_libraries()
-    print_anywhere()
-    replace_damaged_programs()
+    prepare_process()
     with one_line_errors():
         if help_text.asked(sys.argv[1:]):
             _show_help("help", main, None)
@@ -129,10 +125,18 @@ def replace_damaged_programs() -> None:
     original, warnings.showwarning = warnings.showwarning, show
 
 
-def print_anywhere() -> None:
-    """Replaces characters that a terminal or a log cannot show, instead of ending the program."""
+def prepare_process() -> None:
+    """Sets what output, logs and compiled programs need, before anything else is imported.
+
+    Characters that a terminal or a log cannot show are replaced, instead of ending the program. A
+    notebook passes its matplotlib back end to programs that it starts, and matplotlib fails if that
+    one is not installed: figures are drawn without one.
+    """
+    os.environ.pop("MPLBACKEND", None)
+    quiet_libraries()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    replace_damaged_programs()
 
 
 def quiet_libraries() -> None:

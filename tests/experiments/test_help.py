@@ -12,7 +12,6 @@ import jax
 import matplotlib
 import pytest
 
-import experiments
 import pe_jax
 from experiments.reporting import plotting
 from experiments.running import help_text, launch
@@ -155,57 +154,10 @@ def test_what_a_terminal_has_no_character_for_is_replaced(monkeypatch, arguments
 
 
 # 86
-def test_figures_need_no_back_end():
+def test_figures_need_no_back_end(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "module://not.installed"}
-    show = "import experiments.reporting.comparison_report"
-    subprocess.run([sys.executable, "-c", show], cwd=ROOT, env=env, check=True)
-    show = "import sys, os; sys.modules['ipykernel'] = os; import experiments; "
-    show += "assert os.environ['MPLBACKEND'] == 'module://not.installed'"  # its own
-    subprocess.run([sys.executable, "-c", show], cwd=ROOT, env=env, check=True)
-
-
-@pytest.mark.parametrize("tunables", ["", "glibc.malloc.check=0", "glibc.malloc.hugetlb=0"])
-def test_programs_ask_for_huge_pages_unless_told_otherwise(tmp_path, tunables):
-    config = tmp_path / "config.py"
-    config.write_text("import os, sys; print(os.environ['GLIBC_TUNABLES'], *sys.argv[1:]); 1 / 0")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "GLIBC_TUNABLES": tunables}
-    call = [sys.executable, "-m", "experiments.train", f"--config={config}"]
-    shown = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True).stdout
-    policy = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    asks = "hugetlb" not in tunables and policy.exists() and "[madvise]" in policy.read_text()
-    expected = ":".join(filter(None, [tunables, "glibc.malloc.hugetlb=1"])) if asks else tunables
-    assert shown == f"{expected} --config={config}\n"
-
-
-@pytest.mark.skipif(not Path("/proc/self/exe").exists(), reason="not Linux")
-def test_a_program_that_cannot_ask_for_huge_pages_starts_as_it_is(monkeypatch):
-    """A Python with capabilities loses the tunables: it asked for ever, in 656 starts."""
-    started: list = []
-    monkeypatch.setattr(os, "execv", lambda *call: started.append(call))
-    monkeypatch.setattr(sys, "argv", ["-m"])
-    for name in ("GLIBC_TUNABLES", "PE_JAX_STARTED_AGAIN"):
-        monkeypatch.setenv(name, "")  # restored afterwards
-        monkeypatch.delenv(name)
-
-    def ask_under(policy):
-        with monkeypatch.context() as patch:  # no longer: pytest reads files too
-            patch.setattr(Path, "read_text", policy)
-            experiments._ask_for_huge_pages()
-
-    ask_under(lambda path: "always [madvise] never")
-    ((binary, arguments),) = started
-    assert os.path.samefile(binary, "/proc/self/exe") and arguments == sys.orig_argv
-    monkeypatch.delenv("GLIBC_TUNABLES")
-    ask_under(lambda path: "always [madvise] never")
-    assert len(started) == 1
-    monkeypatch.delenv("PE_JAX_STARTED_AGAIN")
-
-    def denied(path):
-        raise PermissionError(path)
-
-    for policy in (lambda path: "always madvise [never]", denied):
-        ask_under(policy)
-    assert len(started) == 1
+    draw = [sys.executable, "-m", "experiments.explore", f"--out={tmp_path}"]  # in a notebook
+    subprocess.run(draw, cwd=ROOT, env=env, check=True)
 
 
 def test_figures_are_ours_whatever_a_users_settings(tmp_path):
