@@ -7,11 +7,12 @@ and its last two sections. The rest is written there by hand; a new row needs th
 """
 
 import collections
+import dataclasses
 import inspect
 import re
 from collections.abc import Sequence
 
-from pe_jax.hf import FAMILIES, LayerEncoding, encodings, pattern, weights
+from pe_jax.hf import FAMILIES, Extras, LayerEncoding, encodings, pattern, weights
 from pe_jax.hf.families import HUB, NEAREST, READ_IN_CODE
 from tools.cookbook_rows import PAGE, TABLE, TEXT, Row, table_rows
 
@@ -51,7 +52,9 @@ def besides(layers: Sequence[LayerEncoding]) -> str:
         numbers |= {"first_row": layer.first_row or None}
         counts.update(f"{name} {x:.6g}" for name, x in numbers.items() if x is not None)
         counts.update(["rotary_last"] * layer.rotary_last)
-        counts.update(layer.also)
+        for name, x in dataclasses.asdict(layer.extras).items():
+            if x != getattr(Extras, name):
+                counts[name if x is True else f"{name} {x}"] += 1
     total = len(layers)
     counted = (f"{x} ({n} of {total} layers)" if n < total else x for x, n in counts.items())
     return ", ".join(counted) or "–"

@@ -215,7 +215,7 @@ def rotated(
         if sort and rope.layout == "interleaved":
             first = jnp.stack(jnp.split(first, 2, axis=-1), axis=-1).reshape(first.shape)
         x = jnp.concatenate([first, rest], axis=-1)
-    if "mirrored" in layer.also:
+    if layer.extras.mirrored:
         x = jnp.concatenate(jnp.split(x, 2, axis=-1)[::-1], axis=-1)
     term: Any
     for term in encoding.terms(params, dims):
@@ -281,7 +281,7 @@ def _layers_differ(layer: hf.LayerEncoding, call: tuple, still: tuple, sort: boo
         f"cap {layer.logit_cap}": (options.get("softcap") or None) != layer.logit_cap,
         "sinks": (options.get("s_aux") is not None)
         != any(isinstance(part, SinkLogit) and not part.from_input for part in parts(encoding)),
-        "norms of q and k": any(hasattr(module, n) for n in NORMS) != ("qk_norm" in layer.also),
+        "norms of q and k": any(hasattr(module, n) for n in NORMS) != layer.extras.qk_norm,
     }
     return ", ".join(name for name, wrong in checks.items() if wrong)
 

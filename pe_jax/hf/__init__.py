@@ -20,10 +20,10 @@ from pe_jax.encodings.base import Params
 from pe_jax.hf import parents, rotary_keys, weights
 from pe_jax.hf.families import FAMILIES, NEAREST
 from pe_jax.hf.keys import LAYERS, LENGTHS, Keys
-from pe_jax.hf.layers import Family, LayerEncoding, checked, pattern
+from pe_jax.hf.layers import Extras, Family, LayerEncoding, checked, pattern
 from pe_jax.validation import is_int, nearest, require, shown
 
-__all__ = ["FAMILIES", "LayerEncoding", "encodings", "params", "pattern", "to_hf"]
+__all__ = ["FAMILIES", "Extras", "LayerEncoding", "encodings", "params", "pattern", "to_hf"]
 
 VISION = {  # of Qwen2-VL and 2.5-VL, whose vision configs have no model_type
     "qwen2_vl_vision": {"depth", "embed_dim", "spatial_merge_size"},
@@ -135,8 +135,9 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEncoding, ...]:
     parent, vision, config = config, config.get("vision_config"), _text(config)
-    also = () if parent is config else (parents.ALSO.get(str(parent.get("model_type"))),)
-    if also == ("bidirectional_prefix",):  # this is how the parent says it
+    parent_type = None if parent is config else parent.get("model_type")
+    bidirectional = parents.BIDIRECTIONAL.get(str(parent_type), "")
+    if bidirectional == "prefix":  # the parent's mask says it
         config = {k: v for k, v in config.items() if k != "use_bidirectional_attention"}
     kinds = [kind for kind, names in VISION.items() if names <= config.keys()]
     model_type = config.get("model_type") or next(iter(kinds), None)
@@ -164,8 +165,8 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     keys.check_switches(any(rotary_keys.rope_of(layer) is not None for layer in layers))
     keys.check_rest()
     layers = layers if causal else map(_both_ways, layers)
-    if also and also[0]:
-        layers = [dataclasses.replace(x, also=x.also + also) if x.encoding else x for x in layers]
+    if bidirectional:
+        layers = [x.with_extras(bidirectional=bidirectional) if x.encoding else x for x in layers]
     return tuple(layers)
 
 

@@ -11,7 +11,7 @@ from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
 from pe_jax.hf import parents
 from pe_jax.hf.keys import LENGTHS, Keys
-from pe_jax.hf.layers import Family, LayerEncoding
+from pe_jax.hf.layers import Extras, Family, LayerEncoding
 from pe_jax.validation import require, shown
 
 
@@ -54,7 +54,7 @@ class Learned1D(Family):
       decodes: whether `is_decoder` is read, which hides later tokens.
       groups: whether each layer is `inner_group_num` of them (ALBERT).
       layout: of a sinusoid that replaces the table; "": the table.
-      also: what else each layer needs.
+      extras: of each layer.
     """
 
     length: int
@@ -66,7 +66,7 @@ class Learned1D(Family):
     decodes: bool = False
     groups: bool = False
     layout: str = ""
-    also: tuple[str, ...] = ()
+    extras: Extras = Extras()
 
     def _rows(self, keys: Keys) -> tuple[int, int]:
         """The number of positions, and the row of the first."""
@@ -91,7 +91,7 @@ class Learned1D(Family):
             encoding, first = RoPE(base), 0
         causal = self.causal or (self.decodes and keys.flag("is_decoder"))
         stack = "decoder" if causal else "encoder"
-        more: dict[str, Any] = {"causal": causal, "stack": stack, "also": self.also}
+        more: dict[str, Any] = {"causal": causal, "stack": stack, "extras": self.extras}
         layer = LayerEncoding(encoding, head_dim, first_row=first, **more)
         layers *= keys.layers("inner_group_num", default=1) if self.groups else 1
         require(layers <= 10_000, "inner_group_num", layers, "pass at most 10000 layers in all")

@@ -19,7 +19,7 @@ from pe_jax.encodings.transformer_xl import TransformerXL
 from pe_jax.encodings.wavlm import WavLM
 from pe_jax.hf.absolute import one_of_a_kind, written
 from pe_jax.hf.keys import LENGTHS, Keys
-from pe_jax.hf.layers import Family, LayerEncoding
+from pe_jax.hf.layers import Extras, Family, LayerEncoding
 from pe_jax.hf.rotary import Rotary
 from pe_jax.validation import require
 
@@ -92,14 +92,16 @@ class DeBERTaFamily(Family):
             parts.append(Learned(length))
         if relative and kinds:
             parts.append(DeBERTa(buckets, reach, pos_att_type=kinds))
-        also = ("share_att_key",) if self.v2 and relative and keys.flag("share_att_key") else ()
         norm = keys.get("norm_rel_ebd", default="none") if self.v2 else "none"
         require(norm in ("none", "layer_norm"), "norm_rel_ebd", norm, "pass 'layer_norm' or 'none'")
-        also += ("norm_rel_ebd",) if norm != "none" and relative else ()
+        extras = Extras(
+            share_att_key=self.v2 and relative and keys.flag("share_att_key"),
+            norm_rel_ebd=norm != "none" and relative,
+        )
         # the scale counts the terms in pos_att_type, even without relative_attention
         scale = ((1 + len(kinds)) * head_dim) ** -0.5 if kinds and not relative else None
         encoding = parts[0] if len(parts) == 1 else Sum(tuple(parts)) if parts else Encoding()
-        more = {"causal": False, "stack": "encoder", "scale": scale, "also": also}
+        more = {"causal": False, "stack": "encoder", "scale": scale, "extras": extras}
         return [LayerEncoding(encoding, head_dim, **more)] * keys.layers()
 
     def _kinds(self, keys: Keys) -> tuple[str, ...]:
@@ -127,8 +129,8 @@ class DeBERTaFamily(Family):
             count = round(layer.scale**-2 / layer.head_dim) - 1
             config["pos_att_type"] = list(DEBERTA_TYPES[:count])
         if self.v2:
-            config["share_att_key"] = "share_att_key" in layer.also
-            config["norm_rel_ebd"] = "layer_norm" if "norm_rel_ebd" in layer.also else "none"
+            config["share_att_key"] = layer.extras.share_att_key
+            config["norm_rel_ebd"] = "layer_norm" if layer.extras.norm_rel_ebd else "none"
         return config
 
 
@@ -205,7 +207,8 @@ class XLNet(Family):
         require(width % heads == 0, "n_head", heads, f"must divide d_model={width}")
         keys.get("d_head")  # follows from these
         more = {"causal": kind == "uni", "stack": "decoder" if kind == "uni" else "encoder"}
-        layer = LayerEncoding(TransformerXL(), width // heads, also=("segment_bias",), **more)
+        extras = Extras(segment_bias=True)
+        layer = LayerEncoding(TransformerXL(), width // heads, extras=extras, **more)
         return [layer] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
@@ -229,7 +232,7 @@ class WavLMFamily(Family):
         for key in ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups"):
             keys.get(key)
         keys.get("conv_pos_kernel_size")  # data2vec's
-        more = {"causal": False, "stack": "encoder", "also": ("conv_positions",)}
+        more = {"causal": False, "stack": "encoder", "extras": Extras(conv_positions=True)}
         return [LayerEncoding(encoding, keys.head_dim(), **more)] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
@@ -283,8 +286,8 @@ class LayoutLMv3Family(Family):
             keys.integer("max_rel_2d_pos", default=256),
         )
         more = {"causal": False, "stack": "encoder"}
-        also = ("learned_positions", "learned_boxes")
-        return [LayerEncoding(encoding, keys.head_dim(), also=also, **more)] * keys.layers()
+        extras = Extras(learned_positions=True, learned_boxes=True)
+        return [LayerEncoding(encoding, keys.head_dim(), extras=extras, **more)] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         encoding = written(one_of_a_kind(layers).encoding, LayoutLMv3)
@@ -391,18 +394,19 @@ class ChatGLM(Rotary):
         return super().read(keys)
 
 
+GROWN = ("dynamic_ntk", "logn_attn")
+
+
 @dataclasses.dataclass(frozen=True)
 class Qwen1(Rotary):
-    """As Llama up to `seq_length`; beyond, a base and a factor that grow, named in `also`."""
+    """As Llama up to `seq_length`; beyond, a base and a factor that grow."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        names = ("dynamic_ntk", "logn_attn")
-        also = [f"{name}_beyond" for name in names if keys.flag(f"use_{name}")]
-        layers = super().read(keys)
-        return [dataclasses.replace(x, also=(*x.also, *also)) for x in layers]
+        grown = {name: keys.flag(f"use_{name}") for name in GROWN}
+        return [layer.with_extras(**grown) for layer in super().read(keys)]
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        flags = {f"use_{x.removesuffix('_beyond')}": True for x in layers[0].also if "_beyond" in x}
+        flags = {f"use_{name}": True for name in GROWN if getattr(layers[0].extras, name)}
         return super().write(layers) | flags
 
 

@@ -8,12 +8,13 @@ from pe_jax.encodings import rope_scaling
 from pe_jax.hf import rotary_keys
 from pe_jax.hf.keys import Keys
 from pe_jax.hf.kinds import SLIDING
-from pe_jax.hf.layers import LayerEncoding
+from pe_jax.hf.layers import Extras, LayerEncoding
 from pe_jax.hf.rotary import Rotary, with_sink
 from pe_jax.validation import require
 
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 RATIOS = {0: SLIDING, 4: SPARSE, 128: HEAVY}  # of its first configs
+COMPRESSION = {SLIDING: 1, SPARSE: 4, HEAVY: 128}
 BASES = {"main": 1e4, "compress": 160_000.0}
 
 
@@ -21,7 +22,7 @@ BASES = {"main": 1e4, "compress": 160_000.0}
 class DeepSeekV4(Rotary):
     """A window in every layer; most also see keys that compress 4 or 128 tokens.
 
-    The encoding has neither those keys nor the rotation of values: `LayerEncoding.also` names both.
+    The encoding has neither those keys nor the rotation of values: `extras` says both.
     The label "main" is that of layers that see only a window.
     """
 
@@ -43,7 +44,7 @@ class DeepSeekV4(Rotary):
                 head_dim,
                 window=window,
                 rotary_last=True,
-                also=("qk_norm", "rotated_values", *([] if kind == SLIDING else [kind])),
+                extras=Extras(qk_norm=True, rotated_values=True, compression=COMPRESSION[kind]),
             )
             for kind in kinds
         ]
@@ -71,7 +72,8 @@ class DeepSeekV4(Rotary):
         return {"main": {"rope_type": "default", "rope_theta": main}, "compress": flat}
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        kinds = [next((x for x in layer.also if x in RATIOS.values()), SLIDING) for layer in layers]
+        names = {tokens: kind for kind, tokens in COMPRESSION.items()}
+        kinds = [names[layer.extras.compression] for layer in layers]
         head_dim = layers[0].head_dim
         settings: dict[str, Any] = {label: {"rope_theta": base} for label, base in BASES.items()}
         config: dict[str, Any] = {"num_hidden_layers": len(layers), "layer_types": kinds}

@@ -21,6 +21,7 @@ from pe_jax.hf.biases import (
 )
 from pe_jax.hf.deepseek_v4 import DeepSeekV4
 from pe_jax.hf.inkling import InklingFamily
+from pe_jax.hf.layers import Extras
 from pe_jax.hf.mla import MLA
 from pe_jax.hf.parents import DATA, listed
 from pe_jax.hf.rotary import Base, Rotary, Step, Zamba
@@ -32,6 +33,8 @@ CLASSES |= {name: getattr(biases, name) for name in ("DBRX", "Qwen1", "ChatGLM")
 
 def _value(field: str, value: Any) -> Any:
     """A value of types.toml, converted to that of a family's field."""
+    if field == "extras":
+        return Extras(**value)
     if field == "nested" and isinstance(value, dict):
         return {kind: Base(*map(tuple_of, values)) for kind, values in value.items()}
     if isinstance(value, dict):
@@ -138,10 +141,12 @@ FAMILIES |= {
     "imagegpt": GPT2(1024, causal=True),
     "ctrl": Learned1D(256, causal=True, layout="concatenated"),
     "xglm": Learned1D(2048, causal=True, first_row=2, layout="tensor2tensor"),
-    "git": Learned1D(1024, causal=True, also=("bidirectional_prefix",)),
+    "git": Learned1D(1024, causal=True, extras=Extras(bidirectional="prefix")),
 }
 
 DEPTH = ("depth",)
+NORMED, TABLE = Extras(qk_norm=True), Extras(learned_positions=True)
+COLUMNS = Extras(learned_positions=True, columns_first=True)
 for family, names in {
     BERT: "bert dpr electra ernie bert-generation roc_bert megatron-bert rembert",
     Learned1D(512): "distilbert align_text_model chinese_clip_text_model splinter squeezebert"
@@ -176,19 +181,18 @@ for family, names in {
         patch=14, image=448, method="bilinear", antialias=True, registers=1
     ): "tipsv2_vision_model",
     Axial(layers=DEPTH): "ernie4_5_vl_moe_vision",
-    Axial(layers=DEPTH, also=("learned_positions",)): "qwen3_vl_vision qwen3_vl_moe_vision"
+    Axial(layers=DEPTH, extras=TABLE): "qwen3_vl_vision qwen3_vl_moe_vision"
     " qwen3_5_vision qwen3_5_moe_vision qwen4_exp_vision qwen3_omni_moe_vision_encoder"
     " cohere_compass_vision glm4v_vision glm4v_moe_vision",
-    Axial(layers=DEPTH, also=("qk_norm",)): "glm_ocr_vision glm5_next_vision",
+    Axial(layers=DEPTH, extras=NORMED): "glm_ocr_vision glm5_next_vision",
     Axial(layers=DEPTH, windowed="fullatt_block_indexes"): "qwen2_5_vl_vision exaone4_5_vision"
     " qwen2_5_omni_vision_encoder",
-    Axial(also=("qk_norm",)): "dots3_note_vision_encoder",
+    Axial(extras=NORMED): "dots3_note_vision_encoder",
     Axial(): "video_llama_3_vision",
-    Axial(also=("learned_positions",)): "paddleocr_vl_vision",
-    Axial(windowed="layer_types", also=("learned_positions",)): "muse_glimmer_vision"
-    " muse_spark_vision",
-    Axial(also=("learned_positions", "columns_first")): "step3p5_vision",
-    Axial(layout="interleaved", also=("learned_positions", "columns_first")): "inkling2_vision",
+    Axial(extras=TABLE): "paddleocr_vl_vision",
+    Axial(windowed="layer_types", extras=TABLE): "muse_glimmer_vision muse_spark_vision",
+    Axial(extras=COLUMNS): "step3p5_vision",
+    Axial(layout="interleaved", extras=COLUMNS): "inkling2_vision",
     Axial(axes=3): "minimax_m3_vl_vision",
 }.items():
     FAMILIES |= dict.fromkeys(names.split(), family)

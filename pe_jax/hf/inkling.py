@@ -8,7 +8,7 @@ from pe_jax.encodings.inkling import Inkling
 from pe_jax.encodings.sink import SinkLogit
 from pe_jax.encodings.sums import Sum
 from pe_jax.hf.keys import Keys
-from pe_jax.hf.layers import Family, LayerEncoding, parts
+from pe_jax.hf.layers import Extras, Family, LayerEncoding, parts
 from pe_jax.validation import require
 
 SLIDING, FULL = "hybrid_sliding", "hybrid"
@@ -37,20 +37,25 @@ class InklingFamily(Family):
         if self.second:
             clips["clip_states"] = keys.real("rel_l2_clip_threshold", default=8.0)
             clips["clip_qk"] = keys.real("qk_l2_clip_threshold", default=512**0.5)
+        extras = Extras(
+            short_convolutions=True,
+            qk_norm=not self.second,
+            value_norm=self.second,
+            output_gate=self.second,
+        )
         entries = []
         for kind in self._kinds(keys, layers):
             if kind == SLIDING:
                 encoding, head_dim = Inkling(window, width, **clips), narrow
             else:
                 encoding, head_dim = Inkling(extent, width, floor, attn_scale, **clips), wide
-            also = ("value_norm", "output_gate") if self.second else ("qk_norm",)
             entries.append(
                 LayerEncoding(
                     Sum((encoding, SinkLogit(from_input=True))) if self.second else encoding,
                     head_dim,
                     window=window if kind == SLIDING else None,
                     scale=None if self.second else 1 / head_dim,
-                    also=("short_convolutions", *also),
+                    extras=extras,
                 )
             )
         return entries

@@ -13,6 +13,68 @@ from pe_jax.validation import PlainFields, shown
 
 
 @dataclasses.dataclass(frozen=True)
+class Extras(PlainFields):
+    """What a layer does that its encoding, mask and scale do not say; the defaults are nothing.
+
+    Attributes:
+      qk_norm: q and k are normalised.
+      cosine_scores: scores are cosines, times a learned scale (Swin v2).
+      clip_qkv: q, k and v are clipped to ± this number (OLMo).
+      key_multiplier: factor on k (Falcon-H1).
+      qk_scale_factor: factor on q and k.
+      value_norm: values are normalised (Inkling 2).
+      output_gate: the output is multiplied by a gate computed from the input (Inkling 2).
+      short_convolutions: of keys and values over neighbouring tokens (Inkling).
+      scaled_latents: the latent vectors of q and k have a factor (LongCat).
+      rotated_values: values rotate like keys, and the output back (DeepSeek-V4).
+      mirrored: it rotates by -position: swap the halves of each head's channels of W_q and W_k.
+      compression: tokens per compressed key, which the layer sees in addition to its window
+        (DeepSeek-V4: 4, 128); 1: none.
+      indexer: an indexer selects which keys are seen.
+      image_window: "aligned" or "shifted": patches see their window of the image (Swin).
+      bidirectional: "images" (Gemma 3, sliding layers of Gemma 4) or "prefix" (PaliGemma): these
+        tokens see each other both ways whatever `causal` says.
+      columns_first: a patch's position is column, row.
+      text_only: the encoding is right for text alone: images have an order of pairs that `mrope`
+        does not have, and in HunYuan-VL no rotation, as xdrope_section cuts pairs apart.
+      learned_positions: a learned table is added to the input.
+      learned_boxes: learned tables of boxes on a page are added to the input (LayoutLMv3).
+      conv_positions: a convolution adds positions to the input (WavLM).
+      segment_bias: scores have a bias of segments (XLNet).
+      share_att_key: positions use the projections of content (DeBERTa).
+      norm_rel_ebd: the table of distances passes a LayerNorm (DeBERTa).
+      dynamic_ntk: beyond its trained length the base grows with the length (Qwen 1).
+      logn_attn: beyond its trained length q is multiplied by a logarithm (Qwen 1).
+    """
+
+    qk_norm: bool = False
+    cosine_scores: bool = False
+    clip_qkv: float | None = None
+    key_multiplier: float = 1.0
+    qk_scale_factor: float = 1.0
+    value_norm: bool = False
+    output_gate: bool = False
+    short_convolutions: bool = False
+    scaled_latents: bool = False
+    rotated_values: bool = False
+    mirrored: bool = False
+    compression: int = 1
+    indexer: bool = False
+    image_window: str = ""
+    bidirectional: str = ""
+    columns_first: bool = False
+    text_only: bool = False
+    learned_positions: bool = False
+    learned_boxes: bool = False
+    conv_positions: bool = False
+    segment_bias: bool = False
+    share_att_key: bool = False
+    norm_rel_ebd: bool = False
+    dynamic_ntk: bool = False
+    logn_attn: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerEncoding(PlainFields):
     """The encoding of one layer, and what else its scores need.
 
@@ -37,20 +99,7 @@ class LayerEncoding(PlainFields):
         them first.
       tokens_per_second: positions per second of a video (Qwen2.5-VL), where the config says it:
         `positions.multimodal(spans, interval=tokens_per_second * seconds_per_frame)`.
-      also: what else the scores or the input need, by name: "qk_norm" (q and k are normalised),
-        "cosine_scores" (and a learned scale), "windows" and "shifted_windows" of an image (Swin),
-        "bidirectional_images" (Gemma 3, sliding layers of Gemma 4) and "bidirectional_prefix"
-        (PaliGemma), which see both ways whatever `causal` says, "segment_bias" (XLNet),
-        "conv_positions" (WavLM), "learned_positions" (and a table at the input) and "learned_boxes"
-        (LayoutLMv3), "share_att_key" and "norm_rel_ebd" (DeBERTa), "short_convolutions" (of keys
-        and values, Inkling), "value_norm" and "output_gate" (Inkling 2), "rotated_values"
-        (DeepSeek-V4: like keys; the output turns back), "compressed_sparse_attention" and
-        "heavily_compressed_attention" (keys that compress 4 and 128 tokens), "indexer" (which
-        selects the keys), "own_mrope" (positions of images turn pairs in an order that mrope does
-        not have, and in HunYuan-VL are no rotation, as xdrope_section cuts pairs apart: the
-        encoding is that of text), "mirrored" (it turns by -position: swap the halves of each head's
-        channels of W_q and W_k), "scaled_latents" (LongCat), "columns_first" (of a patch's
-        position).
+      extras: what else the layer does; `Extras()`: nothing.
     """
 
     encoding: Encoding | None
@@ -65,7 +114,11 @@ class LayerEncoding(PlainFields):
     first_row: int = 0
     rotary_last: bool = False
     tokens_per_second: float | None = None
-    also: tuple[str, ...] = ()
+    extras: Extras = Extras()
+
+    def with_extras(self, **fields: Any) -> "LayerEncoding":
+        """This layer with these fields of its extras replaced."""
+        return dataclasses.replace(self, extras=dataclasses.replace(self.extras, **fields))
 
 
 class Family:

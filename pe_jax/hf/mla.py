@@ -50,7 +50,7 @@ class MLA(Rotary):
                 width,
                 scale=scale,
                 rotary_last=bool(rope) and rotated,
-                also=(*self.also, *(("indexer",) if kind == INDEXED else ())),
+                extras=dataclasses.replace(self.extras, indexer=kind == INDEXED),
             )
             for kind, rotated in zip(kinds, turns, strict=True)
         ]

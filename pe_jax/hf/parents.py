@@ -8,11 +8,11 @@ from typing import Any
 from pe_jax.hf.keys import HEADS, LAYERS, WIDTH
 
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "vlm_config")
-ALSO = {  # what sees both ways by the mask of a parent
-    "gemma3": "bidirectional_images",
-    "shieldgemma2": "bidirectional_images",
-    "paligemma": "bidirectional_prefix",
-    "colpali": "bidirectional_prefix",
+BIDIRECTIONAL = {  # which tokens see both ways by the mask of a parent
+    "gemma3": "images",
+    "shieldgemma2": "images",
+    "paligemma": "prefix",
+    "colpali": "prefix",
 }
 OWN = ("_text", "_text_model", "")  # suffixes of a parent's name in the type of its text
 DATA = tomllib.loads((pathlib.Path(__file__).parent / "types.toml").read_text(encoding="utf-8"))

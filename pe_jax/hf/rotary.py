@@ -16,10 +16,9 @@ from pe_jax.encodings.temperature import Temperature
 from pe_jax.hf import rotary_keys
 from pe_jax.hf.keys import LAYERS, Keys
 from pe_jax.hf.kinds import CHUNKED, FULL, INDEXED, LINEAR, OTHERS, RENAMED, SLIDING, Each, Switch
-from pe_jax.hf.layers import Family, LayerEncoding
+from pe_jax.hf.layers import Extras, Family, LayerEncoding
 from pe_jax.validation import is_int, is_real, require, shown
 
-FACTORS = ("clip_qkv", "key_multiplier", "qk_scale_factor")  # of q and k: named in `also`
 MSCALES = ("short_mscale", "long_mscale")
 MANY_AXES = ("mrope_section", "xdrope_section", "mrope_interleaved")
 PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
@@ -81,7 +80,7 @@ class Rotary(Family):
       timed: whether videos are in seconds, by the vision config's `tokens_per_second`.
       factor: default of `qk_scale_factor`.
       labels: what types of layers are called where configs are written.
-      also: what else each layer needs.
+      extras: of each layer, in addition to what its keys say.
       own_mscale: whether the scaling has its factor on q and k in `MSCALES`, as Phi-3.5-MoE's.
     """
 
@@ -120,7 +119,7 @@ class Rotary(Family):
     timed: bool = False
     factor: float = 1.0
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    also: tuple[str, ...] = ()
+    extras: Extras = Extras()
     own_mscale: bool = False
 
     # Reading
@@ -148,9 +147,13 @@ class Rotary(Family):
             require(not keys.has_none("attention_chunk_size"), "attention_chunk_size", None, fix)
             chunk = keys.integer("attention_chunk_size", default=8192)
         windowed = (SLIDING, FULL) if self.window_on_full else (SLIDING,)
-        ones = {"qk_scale_factor": self.factor}
-        numbers = {name: float(keys.real(name, default=ones.get(name, 1.0))) for name in FACTORS}
-        factors = tuple(f"{name}={x!r}" for name, x in numbers.items() if x != 1)
+        clip = keys.real("clip_qkv", default=None)
+        numbers = dataclasses.replace(
+            self.extras,
+            clip_qkv=None if clip is None else float(clip),
+            key_multiplier=float(keys.real("key_multiplier", default=1.0)),
+            qk_scale_factor=float(keys.real("qk_scale_factor", default=self.factor)),
+        )
         images = keys.get("use_bidirectional_attention", default=self.images) == "vision"
         rate = keys.real("tokens_per_second", default=None) if self.timed else None
         entries = []
@@ -158,10 +161,6 @@ class Rotary(Family):
             if kind in OTHERS:
                 entries.append(LayerEncoding(None, widths[kind], stack=self.stack, causal=causal))
                 continue
-            also = ("qk_norm",) if norm and (rotated or not self.tempered) else ()
-            also += self.also
-            also += ("bidirectional_images",) if images and kind == SLIDING else ()
-            also += (("indexer",) if kind == INDEXED else ()) + factors
             encoding = encodings[kind] if rotated and base != 0 else unrotated
             if base and isinstance(encoding, RoPE):
                 encoding = dataclasses.replace(encoding, base=base)
@@ -176,7 +175,12 @@ class Rotary(Family):
                     causal=causal,
                     stack=self.stack,
                     tokens_per_second=rate,
-                    also=also,
+                    extras=dataclasses.replace(
+                        numbers,
+                        qk_norm=norm and (rotated or not self.tempered),
+                        bidirectional="images" if images and kind == SLIDING else "",
+                        indexer=kind == INDEXED,
+                    ),
                 )
             )
         return entries
@@ -428,7 +432,7 @@ class Rotary(Family):
         if name == "xdrope":  # HunYuan's M-RoPE
             fields.pop("type", None)
             fields["rope_type"] = "dynamic"
-        if "own_mrope" in self.also:
+        if self.extras.text_only:
             for key in MANY_AXES:
                 fields.pop(key, None)
         if self.sections is None:

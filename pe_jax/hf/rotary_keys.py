@@ -20,7 +20,7 @@ from pe_jax.hf.kinds import (
     lfm3_layers,
     listed_rope,
 )
-from pe_jax.hf.layers import LayerEncoding, parts
+from pe_jax.hf.layers import Extras, LayerEncoding, parts
 from pe_jax.validation import require
 
 
@@ -51,12 +51,13 @@ def write(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         config[name] = _inverse_square(value) if name == "query_pre_attn_scalar" else value
     if family.cap is not None and attending:
         config[family.cap[0]] = attending[0].logit_cap
-    numbers = [x.split("=") for layer in attending[:1] for x in layer.also if "=" in x]
-    config |= {name: float(value) for name, value in numbers}
+    for name in ("clip_qkv", "key_multiplier", "qk_scale_factor") if attending else ():
+        value = getattr(attending[0].extras, name)
+        config |= {} if value == getattr(Extras, name) else {name: value}
     if isinstance(family.qk_norm, tuple):
-        config[family.qk_norm[0]] = any("qk_norm" in layer.also for layer in layers)
+        config[family.qk_norm[0]] = any(layer.extras.qk_norm for layer in layers)
     if family.global_head_dim is not None and family.causal:
-        images = any("bidirectional_images" in layer.also for layer in layers)
+        images = any(layer.extras.bidirectional == "images" for layer in layers)
         kind = None if layers[-1].causal else "all"
         config["use_bidirectional_attention"] = "vision" if images else kind
     if family.timed and layers[0].tokens_per_second is not None:
@@ -73,7 +74,7 @@ def kind_of(family: Any, layer: LayerEncoding) -> str:
     """The layer's entry in `layer_types`."""
     if layer.encoding is None:
         return "conv" if family.kinds in (conv_layers, lfm3_layers) else LINEAR
-    if "indexer" in layer.also:
+    if layer.extras.indexer:
         return INDEXED
     if layer.chunk is not None:
         return CHUNKED

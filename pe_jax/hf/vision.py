@@ -15,7 +15,7 @@ from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.swin import Swin
 from pe_jax.hf.absolute import one_of_a_kind, written
 from pe_jax.hf.keys import LAYERS, Keys
-from pe_jax.hf.layers import Family, LayerEncoding, parts
+from pe_jax.hf.layers import Extras, Family, LayerEncoding, parts
 from pe_jax.validation import is_int, is_real, require, shown
 
 SEEN = {"causal": False, "stack": "encoder"}
@@ -51,7 +51,7 @@ class Axial(Family):
       windowed: the key of the layers that see more of the image than a window, or "" where all do.
       axes: 3 for time, row and column.
       layout: of the pairs.
-      also: what else each layer needs.
+      extras: of each layer.
     """
 
     spectrum: str = "shared"
@@ -63,7 +63,7 @@ class Axial(Family):
     windowed: str = ""
     axes: int = 2
     layout: str = "half"
-    also: tuple[str, ...] = ()
+    extras: Extras = Extras()
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         parameters = dict(keys.mapping("rope_parameters") or {})
@@ -88,14 +88,14 @@ class Axial(Family):
         require(fits, "head_dim", head_dim, "axes rotate pairs: a multiple of 4, or 6 and more")
         more = {"spectrum": self.spectrum, "normalized": self.normalized, "layout": self.layout}
         encoding = RoPE2D(theta, **more) if self.axes == 2 else RoPEND(self.axes, theta, **more)
-        for key in TABLES if "learned_positions" in self.also else ():
+        for key in TABLES if self.extras.learned_positions else ():
             keys.get(key)
         prefix = 0
         if self.registers:
             prefix = 1 + keys.integer("num_register_tokens", default=0, low=0)
             for key in ("shift", "jitter", "rescale"):
                 keys.get(f"pos_embed_{key}")  # of positions, in training
-        layer = LayerEncoding(encoding, head_dim, prefix=prefix, also=self.also, **SEEN)
+        layer = LayerEncoding(encoding, head_dim, prefix=prefix, extras=self.extras, **SEEN)
         count = keys.layers(*self.layers)
         if not self.windowed:
             return [layer] * count
@@ -111,13 +111,13 @@ class Axial(Family):
         require(ok, self.windowed, full, "pass numbers of layers")
         for key in ("window_size", "tokens_per_second"):
             keys.get(key)  # in pixels, and of the positions in the text
-        local = dataclasses.replace(layer, also=(*self.also, "windows"))
+        local = layer.with_extras(image_window="aligned")
         return [layer if i in full else local for i in range(count)]
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        full = [i for i, layer in enumerate(layers) if "windows" not in layer.also]
+        full = [i for i, layer in enumerate(layers) if not layer.extras.image_window]
         kinds = ["full_attention" if i in full else "window_attention" for i in range(len(layers))]
-        layers = [dataclasses.replace(layer, also=()) for layer in layers] if full else layers
+        layers = [layer.with_extras(image_window="") for layer in layers] if full else layers
         layer = one_of_a_kind(layers)
         theta = written(layer.encoding, RoPE2D if self.axes == 2 else RoPEND).base
         config: dict[str, Any] = {self.layers[0]: len(layers), "head_dim": layer.head_dim}
@@ -268,9 +268,9 @@ class SwinFamily(Family):
                 encoding = CPB(*windows)
                 whole = all(n <= w for n, w in zip(size, fits, strict=True))
             for index in range(depth):
-                shift = "shifted_windows" if index % 2 and not whole else "windows"
-                also = ("cosine_scores", shift) if self.v2 else (shift,)
-                entries.append(LayerEncoding(encoding, channels // count, also=also, **SEEN))
+                place = "shifted" if index % 2 and not whole else "aligned"
+                extras = Extras(cosine_scores=self.v2, image_window=place)
+                entries.append(LayerEncoding(encoding, channels // count, extras=extras, **SEEN))
         return entries
 
     def _stages(self, keys: Keys, name: str) -> Sequence[int]:

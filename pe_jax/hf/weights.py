@@ -111,7 +111,7 @@ class Weight:
         Swin's, of stages and blocks, are all matched, and the layer's is taken in their order.
       how: the function that takes them.
       part: the scheme that it belongs to, where the encoding is a sum.
-      when: a name of `LayerEncoding.also` that must be there, or, after "not ", must not.
+      when: a field of `Extras` that must be True, or, after "not ", False.
     """
 
     to: str
@@ -123,7 +123,7 @@ class Weight:
     def holds(self, layer: LayerEncoding, part: Encoding) -> bool:
         """Whether that part of such a layer has this weight."""
         flag = self.when.removeprefix("not ")
-        wanted = not flag or (flag in layer.also) == (flag == self.when)
+        wanted = not flag or getattr(layer.extras, flag) == (flag == self.when)
         side, _, key = self.to.partition(".")
         return wanted and isinstance(part, self.part) and key in getattr(_entries(part), side)
 

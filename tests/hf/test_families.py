@@ -55,7 +55,11 @@ def test_llama_4_rotates_three_layers_in_chunks_and_tempers_the_fourth():
     layers = hf.encodings(LLAMA4)
     rope, plain = layers[0], layers[3]
     assert rope.encoding.layout == "interleaved" and rope.encoding.scaling == Llama3(16.0, 1.0, 1.0)
-    assert plain.encoding == pe_jax.make("temperature") and plain.chunk is None and not plain.also
+    assert (
+        plain.encoding == pe_jax.make("temperature")
+        and plain.chunk is None
+        and plain.extras == hf.Extras()
+    )
     assert hf.pattern(layers).endswith("@chunk=8192*3,temperature") and len(layers) == 48
 
 
@@ -116,11 +120,11 @@ def test_deepseek_v4s_labels_are_no_layer_types():
     config |= {"num_hidden_layers": 3, "qk_rope_head_dim": 64, "compress_rope_theta": 160000.0}
     config |= {"rope_theta": 1e4, "rope_scaling": {**YARN, "factor": 16.0}}
     main, *others = layers = hf.encodings(config)
-    assert main.also == ("qk_norm", "rotated_values") and main.encoding.parts[0].base == 1e4
-    assert [x.also[2] for x in others] == [
-        "compressed_sparse_attention",
-        "heavily_compressed_attention",
-    ]
+    assert (
+        main.extras == hf.Extras(qk_norm=True, rotated_values=True)
+        and main.encoding.parts[0].base == 1e4
+    )
+    assert [x.extras.compression for x in others] == [4, 128]
     for layer in layers:
         rope, sink = layer.encoding.parts
         assert rope.rotary_dim(512) == 64 and layer.rotary_last and layer.window == 128
@@ -133,7 +137,7 @@ def test_deepseek_v4s_labels_are_no_layer_types():
 def test_inkling_slides_on_five_layers_of_six_and_grows_on_the_sixth():
     first = hf.encodings({**SIZES, "num_hidden_layers": 6, "model_type": "inkling_text"})
     assert hf.pattern(first) == "inkling(extent=512)@window=512*5,inkling"
-    assert {x.scale for x in first} == {1 / 128} and "qk_norm" in first[0].also
+    assert {x.scale for x in first} == {1 / 128} and first[0].extras.qk_norm
     given = {**SIZES, "num_hidden_layers": 6, "log_scaling_n_floor": 7, "local_layer_ids": [0, 3]}
     some = hf.encodings({"text_config": {**given, "model_type": "inkling_text"}})
     assert [x.window for x in some] == [512, None, None, 512, None, None]
@@ -199,7 +203,7 @@ NEWER = [  # type, its keys, pattern of the layers that attend, what the first o
         {"head_dim": 128, "rotary_dim": 64, "rope_theta": 5e6}
         | {"sparse_attention_config": {"sparse_attention_freq": [0, 0, 1, 1]}},
         "rope(base=5000000.0,fraction=0.5)",
-        {"also": ("qk_norm",), "head_dim": 128},
+        {"extras": hf.Extras(qk_norm=True), "head_dim": 128},
     ),
     (
         "step3p7",  # with the entries of a head that predicts further tokens
@@ -210,7 +214,7 @@ NEWER = [  # type, its keys, pattern of the layers that attend, what the first o
             "rope_scaling": {"type": "linear", "factor": 2.0},
         },
         "rope(base=5000000.0,fraction=0.5,scaling=linear(factor=2.0)),rope@window=512",
-        {"scale": None, "also": ("qk_norm",)},
+        {"scale": None, "extras": hf.Extras(qk_norm=True)},
     ),
     (
         "flint",
@@ -222,20 +226,20 @@ NEWER = [  # type, its keys, pattern of the layers that attend, what the first o
         "muse_glimmer_text",
         {},
         "rope@window=2048*3,nope",
-        {"also": ("qk_norm", "qk_scale_factor=3.87"), "window": 2048},
+        {"extras": hf.Extras(qk_norm=True, qk_scale_factor=3.87), "window": 2048},
     ),
-    ("nanochat", {}, "rope", {"also": ("qk_norm", "mirrored")}),
+    ("nanochat", {}, "rope", {"extras": hf.Extras(qk_norm=True, mirrored=True)}),
     (
         "hunyuan_vl_text",
         {"rope_scaling": {"type": "xdrope", "alpha": 1000.0, "xdrope_section": [8, 8, 8, 8]}},
         "rope(scaling=ntk(factor=1000.0))",
-        {"also": ("qk_norm", "own_mrope")},
+        {"extras": hf.Extras(qk_norm=True, text_only=True)},
     ),
     (
         "ernie4_5_vl_moe_text",
         {"rope_scaling": {"type": "default", "mrope_section": [22, 22, 20]}},
         "rope(base=500000.0,layout='interleaved')",
-        {"also": ("own_mrope",)},
+        {"extras": hf.Extras(text_only=True)},
     ),
     ("openai_privacy_filter", {"rope_parameters": {"rope_theta": 1e4}, "sliding_window": 7}, None)
     + ({"causal": False, "window": 8, "stack": "encoder"},),
@@ -246,10 +250,15 @@ NEWER = [  # type, its keys, pattern of the layers that attend, what the first o
         "bailing_moe_v2",
         {"partial_rotary_factor": 0.5},
         "rope(fraction=0.5)",
-        {"also": ("qk_norm",)},
+        {"extras": hf.Extras(qk_norm=True)},
     ),
     ("phi4mm", {"partial_rotary_factor": 0.75}, "rope(fraction=0.75)", {}),
-    ("step3p5_vision", {}, "rope_2d", {"also": ("learned_positions", "columns_first")}),
+    (
+        "step3p5_vision",
+        {},
+        "rope_2d",
+        {"extras": hf.Extras(learned_positions=True, columns_first=True)},
+    ),
     ("minimax_m3_vl_vision", {}, "rope_nd", {"causal": False}),
     ("internvl_vision", {"use_absolute_position_embeddings": False}, "nope", {"causal": False}),
 ]
@@ -272,13 +281,13 @@ def test_layers_that_an_indexer_serves_are_named():
     config = {**SIZES, "model_type": "minimax_m3_vl_text", "num_hidden_layers": 3}
     freq = {"sparse_attention_config": {"sparse_attention_freq": [0, 1, 1]}}
     layers = hf.encodings(config | freq)
-    assert ["indexer" in x.also for x in layers] == [False, True, True]
+    assert [x.extras.indexer for x in layers] == [False, True, True]
     written = hf.to_hf(layers, "minimax_m3_vl_text")
     assert written["layer_types"] == ["full_attention", *["minimax_m3_sparse"] * 2]
     quarter = {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25}}
     mixed = hf.encodings({**SIZES, "model_type": "qwen4_exp_text", **quarter})
     assert [x.encoding is None for x in mixed] == [True] * 3 + [False]
-    assert mixed[3].also == ("qk_norm", "indexer")
+    assert mixed[3].extras == hf.Extras(qk_norm=True, indexer=True)
 
 
 def test_stacks_with_configs_of_their_own():
@@ -318,5 +327,5 @@ def test_blocks_of_nemotron_nas_without_attention():
 def test_two_attentions_in_each_layer_of_longcat():
     config = {"model_type": "longcat_flash", "num_layers": 3, "qk_rope_head_dim": 64}
     layers = hf.encodings(config)
-    assert len(layers) == 6 and layers[0].also == ("scaled_latents",)
+    assert len(layers) == 6 and layers[0].extras == hf.Extras(scaled_latents=True)
     assert hf.to_hf(layers, "longcat_flash")["num_hidden_layers"] == 6

@@ -37,7 +37,7 @@ READ = [  # config, pattern of one stack's layers with attention, what the first
     (
         GEMMA3["text_config"] | {"num_hidden_layers": 6},
         "rope@window=1024*5,rope(base=1000000.0,scaling=linear(factor=8.0))",
-        {"window": 1024, "also": ("qk_norm",), "head_dim": 256},
+        {"window": 1024, "extras": hf.Extras(qk_norm=True), "head_dim": 256},
     ),
     (
         GEMMA4,
@@ -45,7 +45,7 @@ READ = [  # config, pattern of one stack's layers with attention, what the first
         {"window": 512, "scale": 1.0, "head_dim": 256},
     ),
     (QWEN2_VL, "mrope(sections=(16, 24, 24))", {"window": None}),
-    (LLAMA4, None, {"chunk": 8192, "also": ("qk_norm",)}),
+    (LLAMA4, None, {"chunk": 8192, "extras": hf.Extras(qk_norm=True)}),
     (MINIMAX, "rope(base=10000000,fraction=0.5)", {"head_dim": 128}),
     (FALCON_RW, "alibi(scaled=True)", {"scale": None}),
     (MPT, "alibi", {"scale": None, "causal": True}),
@@ -53,7 +53,7 @@ READ = [  # config, pattern of one stack's layers with attention, what the first
     (
         DEBERTA3,
         "deberta",
-        {"causal": False, "also": ("share_att_key", "norm_rel_ebd")},
+        {"causal": False, "extras": hf.Extras(share_att_key=True, norm_rel_ebd=True)},
     ),
     ({**DEBERTA3, "pos_att_type": ["c2p"]}, "deberta(pos_att_type=('c2p',))", {}),
     ({**DEBERTA3, "pos_att_type": ["p2c"]}, "deberta(pos_att_type=('p2c',))", {}),
@@ -228,18 +228,18 @@ def test_albert_repeats_layers_within_a_group():
 
 def test_what_a_parent_lets_see_both_ways_is_named():
     layers = hf.encodings(GEMMA3)
-    assert all(layer.also == ("qk_norm", "bidirectional_images") for layer in layers)
-    assert hf.encodings(GEMMA3["text_config"])[0].also == ("qk_norm",)
+    assert all(layer.extras == hf.Extras(qk_norm=True, bidirectional="images") for layer in layers)
+    assert hf.encodings(GEMMA3["text_config"])[0].extras == hf.Extras(qk_norm=True)
     text = {**SIZES, "model_type": "gemma", "use_bidirectional_attention": True}
     parent = {"model_type": "paligemma", "text_config": text, "vision_config": {}}
-    assert {x.also for x in hf.encodings(parent)} == {("bidirectional_prefix",)}
+    assert {x.extras.bidirectional for x in hf.encodings(parent)} == {"prefix"}
     with pytest.raises(ValueError, match="use_bidirectional_attention=True: .*is_causal is read"):
         hf.encodings(text)
 
 
 def test_gemma_4s_images_and_heads():
     seen = hf.encodings({**GEMMA4, "use_bidirectional_attention": "vision"})
-    assert ["bidirectional_images" in x.also for x in seen] == [True] * 5 + [False]
+    assert [x.extras.bidirectional for x in seen] == ["images"] * 5 + [""]
     both = hf.encodings({**GEMMA4, "use_bidirectional_attention": "all"})
     assert [(x.causal, x.window) for x in both] == [(False, 258)] * 5 + [(False, None)]
     same = {k: v for k, v in GEMMA4.items() if k != "global_head_dim"} | {"per_layer_config": None}
@@ -287,8 +287,8 @@ def test_parts_for_images_of_qwen_are_known_by_their_keys():
     sizes = {"depth": 4, "num_heads": 16, "spatial_merge_size": 2, "patch_size": 14}
     plain = hf.encodings({**sizes, "embed_dim": 1280, "hidden_size": 3584})
     local = {**sizes, "hidden_size": 1280, "fullatt_block_indexes": [1, 3], "window_size": 112}
-    assert len(plain) == 4 and plain[0].head_dim == 80 and not plain[0].also
-    assert [x.also for x in hf.encodings(local)] == [("windows",), ()] * 2
+    assert len(plain) == 4 and plain[0].head_dim == 80 and plain[0].extras == hf.Extras()
+    assert [x.extras.image_window for x in hf.encodings(local)] == ["aligned", ""] * 2
     assert hf.encodings({**local, "model_type": "qwen2_5_vl_vision"}) == hf.encodings(local)
 
 
@@ -327,12 +327,12 @@ def test_hybrids_without_rope_say_so():
 
 def test_what_acts_on_q_and_k_is_named_with_its_number():
     config = {**SIZES, "model_type": "falcon_h1", "key_multiplier": 0.39, "mamba_chunk_size": 256}
-    assert hf.encodings(config)[0].also == ("key_multiplier=0.39",)
+    assert hf.encodings(config)[0].extras == hf.Extras(key_multiplier=0.39)
     config = {**SIZES, "model_type": "olmo", "clip_qkv": 8.0}
     (layer,) = set(hf.encodings(config))
-    assert layer.also == ("clip_qkv=8.0",) and hf.to_hf([layer], "olmo")["clip_qkv"] == 8.0
+    assert layer.extras == hf.Extras(clip_qkv=8.0) and hf.to_hf([layer], "olmo")["clip_qkv"] == 8.0
     indexed = {**SIZES, "model_type": "deepseek_v32"}
-    assert hf.encodings(indexed)[0].also == ("indexer",)
+    assert hf.encodings(indexed)[0].extras == hf.Extras(indexer=True)
 
 
 REMOTE = [  # configs of the Hub's own code, as published

@@ -186,7 +186,7 @@ def test_mapped_weights_give_the_models_attention(live, row):
     layers, compared = hf.encodings(config), 0
     assert len(layers) == len(calls)
     for index, (layer, (x, q, k, theirs)) in enumerate(zip(layers, calls, strict=True)):
-        if "shifted_windows" in layer.also:
+        if layer.extras.image_window == "shifted":
             continue  # their mask is the image's, not the encoding's
         params = hf.params(config, model.state_dict(), index)
         zeros, theirs = jax.tree.map(jnp.zeros_like, params), theirs.numpy()

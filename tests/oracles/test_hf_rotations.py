@@ -69,7 +69,7 @@ def test_what_is_read_is_what_reaches_the_models_softmax(recorded, name):
         sunk = any(isinstance(part, SinkLogit) for part in parts(layer.encoding))
         assert (options.get("s_aux") is not None) == sunk
         normed = any(hasattr(module, name) for name in hf_types.NORMS)
-        assert normed == ("qk_norm" in layer.also)
+        assert normed == layer.extras.qk_norm
         hidden = np.zeros((LENGTH, LENGTH), bool)
         if mask is not None:
             hidden = mask[0, 0].numpy() < -1 if mask.is_floating_point() else ~mask[0, 0].numpy()

@@ -71,7 +71,7 @@ def test_towers_rotate_as_theirs(live, kind):
     axes = layer.encoding.claims.axes
     rng = np.random.default_rng(0)
     x, places = rng.standard_normal((LENGTH, 2, 24)).astype("f"), rng.integers(0, 9, (LENGTH, axes))
-    ours = places[:, ::-1].copy() if "columns_first" in layer.also else places
+    ours = places[:, ::-1].copy() if layer.extras.columns_first else places
     ours = hf_types.rotated(layer, x.transpose(1, 0, 2)[None], "q", ours)[0].transpose(1, 0, 2)
     module = importlib.import_module(cls.__module__.replace("configuration", "modeling"))
     own = [x for n, x in vars(module).items() if n.endswith("RotaryEmbedding") and "Vis" in n]
@@ -97,7 +97,7 @@ def test_windows_of_images(live):
         assert len(blocks) == len(layers)
         for index, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
             if kind == "swinv2":
-                assert block.shift_size == (4 if "shifted_windows" in layer.also else 0)
+                assert block.shift_size == (4 if layer.extras.image_window == "shifted" else 0)
                 trained = more.get("pretrained_window_sizes")
                 want = trained[index // 2] if trained else block.window_size
                 assert layer.encoding.height == want

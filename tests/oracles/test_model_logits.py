@@ -125,7 +125,7 @@ class OurAttention:
         q, k, v = self.project(self.module, x, self.options)
         out = attend(self.layer, self.params, q, k, v, x, self.places, implementation=self.engine)
         out = torch.tensor(out.reshape(*x.shape[:2], -1))
-        if "output_gate" in self.layer.also:
+        if self.layer.extras.output_gate:
             out = out * self.module.gate_proj(x).sigmoid()
         assert out.shape == args[0].shape
         return (out,)
