@@ -34,9 +34,9 @@ def test_the_page_of_encodings_is_the_generated_one():
     assert encoding_docs.page() == text, "run python -m tools.encoding_docs"
 
 
-def test_the_guides_table_of_kernels_is_what_attention_chooses():
-    text = encoding_docs.GUIDE.read_text(encoding="utf-8")
-    assert encoding_docs.guide() == text, "run python -m tools.encoding_docs"
+def test_the_table_of_kernels_is_what_attention_chooses():
+    text = encoding_docs.ENGINES.read_text(encoding="utf-8")
+    assert encoding_docs.engines_page() == text, "run python -m tools.encoding_docs"
     assert "| fused | fused | splash | tpu | alibi |" in text
 
 

@@ -1,4 +1,4 @@
-"""docs/encodings.md, its pictures and the guide's table of kernels, from the code.
+"""docs/encodings.md, its pictures and the table of kernels of docs/engines.md, from the code.
 
 `python -m tools.encoding_docs` writes all. All text about a scheme comes from its docstrings, its
 tests and its declarations (`tools.scheme_facts`).
@@ -18,9 +18,9 @@ from pe_jax.encodings.rope_scaling import SCALINGS
 from tools import scheme_facts as facts
 
 PAGE = facts.ROOT / "docs" / "encodings.md"
-GUIDE = facts.ROOT / "docs" / "guide.md"
+ENGINES = facts.ROOT / "docs" / "engines.md"
 KERNELS = re.compile(r"(?<=<!-- kernels: begin -->\n).*?(?=<!-- kernels: end -->)", re.DOTALL)
-PLATFORMS, LENGTHS = ("gpu", "tpu"), (2048, 4096)  # of the guide's table of kernels
+PLATFORMS, LENGTHS = ("gpu", "tpu"), (2048, 4096)  # of the table of kernels
 FIGURES = facts.ROOT / "docs" / "figures" / "encodings"
 HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
 # Oracles that are not models of transformers.
@@ -229,8 +229,8 @@ def page() -> str:
     return "\n\n".join([INTRO.strip(), table(), COMBINE.strip(), *sections, _scalings()]) + "\n"
 
 
-def guide() -> str:
-    """The text of docs/guide.md, with the table of the schemes that each kernel runs."""
+def engines_page() -> str:
+    """The text of docs/engines.md, with the table of the schemes that each kernel runs."""
     columns = list(itertools.product(PLATFORMS, LENGTHS))
     by_engines: dict[tuple[str, ...], list[str]] = {}
     for name in ENCODINGS:
@@ -240,7 +240,7 @@ def guide() -> str:
     lines = [(*titles, "schemes"), ("---",) * (len(titles) + 1)]
     lines += [(*engines, ", ".join(names)) for engines, names in by_engines.items()]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return KERNELS.sub(table, GUIDE.read_text(encoding="utf-8"))
+    return KERNELS.sub(table, ENGINES.read_text(encoding="utf-8"))
 
 
 def main() -> None:
@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--text-only", action="store_true", help="do not draw the pictures")
     options = parser.parse_args()
     PAGE.write_text(page(), encoding="utf-8")
-    GUIDE.write_text(guide(), encoding="utf-8")
+    ENGINES.write_text(engines_page(), encoding="utf-8")
     if options.text_only:
         return
     for name in ENCODINGS:
