@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from absl import app, flags
 
+import experiments.compare  # noqa: F401  # defines --last_look
 from experiments.measuring import benchmark_settings
 from experiments.running import distributed, launch
 from experiments.running.configs.compare import CompareConfig
