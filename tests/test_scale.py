@@ -14,15 +14,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-import pe_jax
 from configs.scale import SIZES, get_config
 from experiments.measuring import flops, hlo_trip_counts
-from pe_jax.engines.outside import RARE
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
 from tests import tiny
-from tests.engine_calls import equations
 from tests.test_tpu_kernels import lowered
 from tools import compile_tpu, hlo, tpu_slice
 
@@ -85,29 +82,6 @@ def test_what_runs_in_loops_counts_as_often_as_it_runs():
     once = hlo.summarize(TEXT)
     assert (once.loops, once.unknown, once.cycles) == (2, 2, 20 * 2 * 100)
     assert hlo.summarize(TEXT, (2,)).unknown == 1
-
-
-def test_what_runs_only_if_a_token_is_not_finite_does_not_count():
-    text = """
-%rare (p.0: f32[8]) -> f32[8] {
-  ROOT %a = f32[8]{0} add(%p.0, %p.0), backend_config={"estimated_cycles":"100"}
-}
-
-%never (p.1: f32[8]) -> f32[8] {
-  ROOT %b = f32[8]{0} copy(%p.1), backend_config={"estimated_cycles":"7"}
-}
-
-ENTRY %main (p.2: f32[8]) -> f32[8] {
-  ROOT %c = f32[8]{0} conditional(%n, %x, %y), branch_computations={%never, %rare}, metadata={}
-}
-"""
-    assert hlo.summarize(text).cycles == 107
-    named = text.replace("metadata={}", 'metadata={op_name="jit(f)/only_if_broken/cond"}')
-    assert hlo.summarize(named).cycles == 0
-    q = jnp.ones((1, 64, 2, 8))
-    program = jax.make_jaxpr(lambda q: pe_jax.attention(q, q, q))(q).jaxpr
-    scopes = [str(e.source_info.name_stack) for e in equations(program, "cond")]
-    assert scopes and all(RARE in scope for scope in scopes)
 
 
 def test_products_count_by_the_length_of_a_scan_and_the_turns_of_a_loop():

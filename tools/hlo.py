@@ -2,8 +2,7 @@
 
 XLA's own `cost_analysis` counts the body of a loop once, though layers and tiles are loops. Here
 each instruction counts as often as it runs: a loop's bound is a constant of its condition, or an
-argument (`loops`) if it depends on the mask. Both branches of a conditional count, except those
-that run only if a token is not finite.
+argument (`loops`) if it depends on the mask. Both branches of a conditional count.
 """
 
 import dataclasses
@@ -11,8 +10,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-
-from pe_jax.engines.outside import RARE
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -159,8 +156,6 @@ def summarize(text: str, loops: Sequence[float] = ()) -> ProgramSummary:
             summary.unknown += len(open_loops) - len(known_turns)
         for instruction in body:
             turn_count = whiles.get(instruction.name) or known_turns.get(instruction.name, 1.0)
-            if instruction.op == "conditional" and RARE in instruction.text:
-                continue
             for called in sum(instruction.calls.values(), []):
                 weights[called] += weights[name] * turn_count
                 running[called] += running[name] * turn_count * (instruction.op != "fusion")

@@ -90,9 +90,10 @@ def attention(
         their places in the text; StreamingLLM's are in its cache (docs/borrow.md).
       mask: a `pe_jax.Mask` (`pe_jax.masks`), in O(L) memory, or booleans that broadcast to
         [*B, H, T, S], True is visible. The causal mask holds as well where `causal` is True. Chunks
-        and prefixes are counted within segments.
+        and prefixes are counted within segments. Keys that booleans hide from every query are
+        padding, too.
       q_segments: integers [*B, T]: tokens see their own segment; a negative id (padding) sees
-        nothing. Tokens of a segment are adjacent.
+        nothing, and reaches nothing even if it is NaN. Tokens of a segment are adjacent.
       k_segments: the same for the keys; None: `q_segments`, if T = S.
       q_lengths: integers [*B], instead of `q_segments`: the first ones of each row's queries are
         tokens, the others padding; None: all are tokens.
@@ -150,8 +151,7 @@ def attention(
     contiguous = q_positions is None
     q_ids, k_ids = checks.segments(q_segments, k_segments, q, k)
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
-    own_mask = True if getattr(implementation, "has_own_mask", False) else None
-    causal = checks.causal(encoding, causal, own_mask if mask is None else mask)
+    causal = checks.causal(encoding, causal, mask)
     ordered = causal or window is not None
     q_index, k_index = checks.indices(q_index, k_index, q, k, layout, ordered)
 
@@ -164,14 +164,15 @@ def attention(
     traced, scale, logit_cap = checks.scale_and_cap(terms, scale, logit_cap)
     terms += traced
     dropout = checks.dropout(q, dropout_rate, dropout_key)
-    implementation = checks.implementation(implementation, layout, q, k, mask, bias)
+    pairs = (*batch, heads, queries, keys)
+    arrays = checks.pair_arrays(mask, bias, pairs, implementation, layout)
     if not (queries and keys and q.size):
         out = jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
         return (out, jnp.full(out.shape[:-1], LOWEST)) if return_lse else out
 
-    # Hidden tokens affect no result, even if they are NaN.
-    x_visible = outside.hide_padding(q_ids, x) if kinds.reads_input(terms) else None
-    (q, k, v, x), broken = outside.set_aside((q_ids, k_ids), q, k, v, x_visible)
+    x = x if kinds.reads_input(terms) else None
+    if q_ids is not None or "mask" in arrays:
+        q, k, v, x = outside.hide_padding(q_ids, k_ids, arrays.get("mask"), q, k, v, x)
 
     # States and rotations. Positions restart in each segment where more than the distance counts.
     positions = [q_positions, k_positions]
@@ -212,8 +213,8 @@ def attention(
         if not aligned:
             q_rank = pos.rank_of(q_index, q_ids, k_index, k_ids)
             k_rank = pos.rank_of(k_index, k_ids, k_index, k_ids)
-    arrays = q_rotated, k_rotated, v_rotated, *outside.read_raw(terms, q, k), q_states, k_states
-    q_x, k_x, v_x, q_raw, k_raw, q_states, k_states = jax.tree.map(outside.heads_first, arrays)
+    sides = q_rotated, k_rotated, v_rotated, *outside.read_raw(terms, q, k), q_states, k_states
+    q_x, k_x, v_x, q_raw, k_raw, q_states, k_states = jax.tree.map(outside.heads_first, sides)
     spec = AttentionSpec(
         dims,
         causal,
@@ -228,11 +229,10 @@ def attention(
     )
     q_side = Side(q_x, q_raw, q_states, Tokens(q_at, q_index, q_ids, q_rank))
     k_side = Side(k_x, k_raw, k_states, Tokens(k_at, k_index, k_ids, k_rank))
-    call = dispatch.Call(spec, terms, q_side, k_side, v_x)
-    out, lse = dispatch.engine(implementation, layout, call, name, dropout)(*call)
+    call = dispatch.Call(spec, terms, q_side, k_side, v_x, **arrays, dropout=dropout)
+    engine = dispatch.engine(implementation, layout, call, name)
+    out, lse = engine(*call.operands, **call.options)
     out, lse = outside.rescale(terms, q_states, out, lse)
-    if own_mask is None:
-        out, lse = outside.put_back(broken, call, implementation, (out, lse))
     if not contiguous:
         sides = q_side.tokens, k_side.tokens
         out, lse = outside.nan_beyond(encoding.valid_length(), sides, (out, lse))

@@ -9,7 +9,6 @@ B batch (any number of axes), T queries, S keys, H query heads, K key heads, E h
 width, A axes of a position.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -23,10 +22,11 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, require_dims
 from pe_jax.encodings.terms import Term, select
 from pe_jax.encodings.windowed import Windowed, require_window
-from pe_jax.engines import encoding_checks, reference
+from pe_jax.engines import encoding_checks
 from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import Contiguous
+from pe_jax.engines.tiled import Tiled
 from pe_jax.numerics.arrays import require_array, require_key
 from pe_jax.numerics.position_arrays import as_positions, check_near, concrete
 from pe_jax.validation import is_real, python_ints, require, require_bool, shown
@@ -335,7 +335,7 @@ def window(
 
 
 def mask_terms(mask: Any, q: jax.Array, keys: int, all_keys: bool = True) -> tuple[kinds.Mask, ...]:
-    """A `Mask` as a term of the call; nothing for an array (see `implementation`).
+    """A `Mask` as a term of the call; nothing for an array (see `pair_arrays`).
 
     `all_keys`: whether no keys follow these, so that a longer mask belongs to another call.
     """
@@ -415,15 +415,22 @@ def layout(layout: Any) -> None:
         raise TypeError(f"layout={shown(layout, 80)}: {fix}")
 
 
-def implementation(implementation: Any, layout: Contiguous, q, k, mask: Any, bias: Any) -> Any:
-    """The implementation; the dense engine with the mask and the bias, if one is an array."""
+def pair_arrays(
+    mask: Any, bias: Any, shape: tuple[int, ...], implementation: Any, layout: Contiguous
+) -> dict[str, jax.Array]:
+    """The mask and the bias that are arrays, for all pairs `shape` [*B, H, T, S].
+
+    They are for the dense engine, or for a function that takes them as it does.
+    """
     arrays = {"mask": None if isinstance(mask, kinds.Mask) else mask, "bias": bias}
     arrays = {name: x for name, x in arrays.items() if x is not None}
     if not arrays:
-        return implementation
+        return arrays
     fix = f"{min(arrays)}= as an array needs all scores at once: leave it out, or pass 'dense'"
     fix += " (or a pe_jax.Mask)" if "mask" in arrays else ""
-    require(implementation in (None, "dense"), "implementation", implementation, fix)
+    dense = callable(implementation) and not isinstance(implementation, Tiled)
+    dense = dense or implementation in (None, "dense")
+    require(dense, "implementation", implementation, fix)
     require(type(layout) is Contiguous, "layout", type(layout).__name__, fix)
     for name, kind, other, fix in (
         ("mask", jnp.bool_, "booleans (an additive mask is a bias)", "booleans, or a pe_jax.Mask"),
@@ -440,10 +447,8 @@ def implementation(implementation: Any, layout: Contiguous, q, k, mask: Any, bia
             raise TypeError(f"{name}={shown(x, 80)}: pass an array of {fix}")
         if not jnp.issubdtype(dtype, kind):
             raise TypeError(f"{name} has dtype {dtype}; pass {other}")
-        arrays[name] = pair_array(name, x, (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3]))
-    if bias is not None:
-        arrays["bias"] = arrays["bias"].astype(jnp.float32)
-    return functools.partial(reference.attend, **arrays)
+        arrays[name] = pair_array(name, x, shape)
+    return arrays
 
 
 def some_heads(terms: tuple, dropout: Dropout | None, heads_axis: str) -> tuple[Term, ...]:

@@ -15,7 +15,6 @@ import jax.export
 from pe_jax.encodings import terms as kinds
 from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import Call
-from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.kernels import self_check
 from pe_jax.engines.sharded import ring, rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
@@ -42,37 +41,28 @@ FEW_OF_ALL_DISTANCES = 32, TILE
 FEW_OF_KERNELS = 256, TILE  # on GPUs and TPUs: not measured
 
 
-def engine(
-    implementation: Any, layout: Contiguous, call: Call, name: str, dropout: Dropout | None = None
-) -> Callable:
-    """The engine that runs the call, a function of its fields. What is chosen is logged once.
+def engine(implementation: Any, layout: Contiguous, call: Call, name: str) -> Callable:
+    """The engine that runs the call, a function of its operands. What is chosen is logged once.
 
-    `implementation` is the requested one, or None; `name` is the encoding's, for messages. An
-    engine gets `dropout` only where weights are dropped.
+    `implementation` is the requested one, or None; `name` is the encoding's, for messages.
 
     Raises:
       ValueError: the implementation is unknown, needs another device, or cannot run this call.
     """
     if isinstance(layout, BlockPermuted):
-        return _ring(implementation, layout, call, name, dropout)
+        return functools.partial(ring.attend, layout, _ring(implementation, layout, call, name))
+    choose = functools.partial(_of_whole_rows, implementation, name)
     if isinstance(layout, RowSharded):
-
-        def on_each_device(*args):
-            *call, dropout = args
-            return _of_whole_rows(implementation, Call(*call), name, dropout)(*call)
-
-        return functools.partial(rows.attend, layout, on_each_device, dropout=dropout)
-    return _of_whole_rows(implementation, call, name, dropout)
+        return functools.partial(rows.attend, layout, choose)
+    return choose(call)
 
 
-def _ring(
-    implementation: Any, layout: BlockPermuted, call: Call, name: str, dropout: Dropout | None
-) -> Callable:
-    """The ring, with the requested tiles or kernels, or with those that suit the call."""
+def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
+    """The `begin` of a ring: of the requested tiles or kernels, or of those that suit the call."""
     if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
-    if dropout is not None or any(term.hides for term in call.terms):
-        kind = "Dropout" if dropout is not None else "Mask"
+    if call.dropout is not None or any(term.hides for term in call.terms):
+        kind = "Dropout" if call.dropout is not None else "Mask"
         raise ValueError(f"a ring of devices has no {kind}: leave it out (mesh.seq=1)")
     begin = getattr(implementation, "begin", None)
     if isinstance(implementation, Tiled):
@@ -84,7 +74,7 @@ def _ring(
             f"implementation={implementation!r} with layout={type(layout).__name__}: devices that"
             " share rows run a ring; leave it out, or pass 'tiled', 'tpu' or a Tiled(sizes)"
         )
-    return functools.partial(ring.attend, layout, begin)
+    return begin
 
 
 def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
@@ -95,7 +85,7 @@ def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> 
     from pe_jax.engines.kernels.tpu import hops
 
     refusal = functools.partial(hops.refusal, ring.partition(layout))
-    reason = _refusal("tpu", call, None, refusal)
+    reason = _refusal("tpu", call, refusal)
     if reason is None:
         _log(logging.INFO, f"{name}: a ring of the tpu kernel")
         return hops.Kernels().begin
@@ -105,22 +95,22 @@ def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> 
     return begin
 
 
-def _of_whole_rows(implementation: Any, call: Call, name: str, dropout: Dropout | None) -> Callable:
+def _of_whole_rows(implementation: Any, name: str, call: Call) -> Callable:
     """The requested engine, or the one that suits the call."""
     if callable(implementation) and not isinstance(implementation, type):
-        run = implementation
-    elif implementation is not None:
-        _check(implementation, call, name, dropout)
-        run = _module(str(implementation)).attend
-    else:
-        chosen, level, why = _choose(call, dropout)
-        _log(level, f"{name}: {why}")
-        run = _module(chosen).attend
-    return run if dropout is None else functools.partial(run, dropout=dropout)
+        return implementation
+    if implementation is not None:
+        _check(implementation, call, name)
+        return _module(str(implementation)).attend
+    chosen, level, why = _choose(call)
+    _log(level, f"{name}: {why}")
+    return _module(chosen).attend
 
 
-def _choose(call: Call, dropout: Dropout | None) -> tuple[str, int, str]:
+def _choose(call: Call) -> tuple[str, int, str]:
     """The engine that suits the call, and the level and the text of its log message."""
+    if call.mask is not None or call.bias is not None:
+        return "dense", logging.INFO, "dense, for a mask or a bias of all pairs"
     if _is_small(call):
         return "dense", logging.INFO, "dense, for one query, a short sequence or a symbolic shape"
     if _is_dense(call.terms):
@@ -130,16 +120,16 @@ def _choose(call: Call, dropout: Dropout | None) -> tuple[str, int, str]:
         return "tiled", logging.INFO, "tiled"
     several = devices(call.q.x, call.k.x, call.v) > 1
     disagreement = None
-    if stock is not None and not several and dropout is None:
+    if stock is not None and not several and call.dropout is None:
         kernels = _module(stock)
-        if kernels.refusal(*call) is None and kernels.is_faster(*call):
-            disagreement = self_check.disagreement(kernels, *call)
+        if kernels.refusal(*call.operands) is None and kernels.is_faster(*call.operands):
+            disagreement = self_check.disagreement(kernels, *call.operands)
             if disagreement is None:
                 return stock, logging.INFO, f"the {stock} kernel"
     if several:  # under jit XLA would gather a kernel's operands
         reason = "several devices, among which XLA cannot divide a kernel"
     else:
-        reason = _refusal(kernel, call, dropout)
+        reason = _refusal(kernel, call)
     level, note = logging.INFO, ""
     if disagreement:
         level, note = logging.WARNING, f", not {stock}: {disagreement}"
@@ -171,7 +161,7 @@ def _is_small(call: Call) -> bool:
     return queries == 1 or (max(queries, keys) <= tokens and fits)
 
 
-def _check(implementation: Any, call: Call, name: str, dropout: Dropout | None) -> None:
+def _check(implementation: Any, call: Call, name: str) -> None:
     """Raises ValueError where the engine of this name is unknown or cannot run the call."""
     argument = f"implementation={implementation!r}"
     if implementation not in IMPLEMENTATIONS:
@@ -181,12 +171,12 @@ def _check(implementation: Any, call: Call, name: str, dropout: Dropout | None) 
         fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
         raise ValueError(f"{argument}: {fix}")
     if implementation in (*KERNELS.values(), *STOCK.values()):
-        reason = _refusal(implementation, call, dropout)
+        reason = _refusal(implementation, call)
         if reason is not None:
             raise ValueError(f"{argument}: {reason}; pass 'tiled' or None")
 
 
-def _refusal(kernel: str, call: Call, dropout: Dropout | None, refusal: Any = None) -> str | None:
+def _refusal(kernel: str, call: Call, refusal: Any = None) -> str | None:
     """Why a kernel must not run a call here; None if it may, after a trial on a similar call.
 
     `refusal` is a function of the call that says why the kernel cannot run it; None: its module's.
@@ -196,11 +186,11 @@ def _refusal(kernel: str, call: Call, dropout: Dropout | None, refusal: Any = No
         platforms = (*KERNELS.items(), *STOCK.items())
         needs = next(name for name, of_platform in platforms if of_platform == kernel)
         return f"it needs a {needs.upper()}, this is a {platform.upper()}"
-    if dropout is not None:
+    if call.dropout is not None:
         return "Dropout"
     kernels = _module(kernel)
-    reason = (refusal or kernels.refusal)(*call)
-    return reason or self_check.disagreement(kernels, *call)
+    reason = (refusal or kernels.refusal)(*call.operands)
+    return reason or self_check.disagreement(kernels, *call.operands)
 
 
 def _module(name: str) -> Any:

@@ -1,30 +1,21 @@
 """Steps outside engines: states and rotations before attention, sinks and rotations after it.
 
-A hidden token affects no result, even if it is NaN. As a weight of 0 times NaN is NaN, engines get
-zeros for tokens that are not finite, and queries that see such a token are set to NaN afterwards.
+Padding gets zeros before anything reads it: a weight of 0 times NaN is NaN.
 
 B batch (any number of axes), T queries, S keys, H query heads, K key heads, E head width, F value
 width, C width of a state.
 """
 
 import functools
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import jax
-import jax.export
 import jax.numpy as jnp
-import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 
 from pe_jax.encodings.terms import Tokens
-from pe_jax.engines import block
 from pe_jax.engines.sharded.layout import Contiguous
-from pe_jax.numerics.arrays import varying_like
 from pe_jax.numerics.position_arrays import concrete
-
-RARE = "only_if_broken"  # scope of the operations that run only if a token is not finite
-FINITE = "pe_jax_finite"  # one boolean per call, which `jax.checkpoint` may save: else recomputed
-CHUNK = 256  # queries whose mask is evaluated together
 
 
 def states(
@@ -125,138 +116,30 @@ def heads_first(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x.reshape(-1, *x.shape[-3:]), 1, 2)
 
 
-class Broken(NamedTuple):
-    """Which tokens have numbers that are not finite."""
-
-    any: jax.Array  # whether there are any, padding too: bool []
-    q: jax.Array  # queries, bool [B, T]
-    k: jax.Array  # keys, bool [B, S]
-
-
-@jax.custom_jvp
-def finite(x: jax.Array) -> jax.Array:
-    """x with zeros where it is not finite."""
-    return jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
-
-
-@finite.defjvp
-def _(primals, tangents):
-    # Zeroed elements need no gradient: `put_back` writes NaN for the queries that see them. A
-    # `where` would keep a mask of all elements for the backward pass.
-    return finite(*primals), *tangents
-
-
-@jax.custom_jvp
-def nan_where(wrong: jax.Array, x: jax.Array) -> jax.Array:
-    """x with NaN where `wrong`; gradients pass unchanged."""
-    return jnp.where(wrong, jnp.nan, x)
-
-
-@nan_where.defjvp
-def _(primals, tangents):
-    return nan_where(*primals), tangents[1]
-
-
 @functools.partial(jax.jit, inline=True)
-def set_aside(
-    ids: tuple, q: jax.Array, k: jax.Array, v: jax.Array, x: Any = None
-) -> tuple[tuple[jax.Array, jax.Array, jax.Array, Any], Broken]:
-    """The arrays with zeros where they are not finite, and which tokens these are.
-
-    A program gains only elementwise passes: tokens are searched only if an element is not finite.
+def hide_padding(q_ids: Any, k_ids: Any, mask: Any, q: Any, k: Any, v: Any, x: Any = None) -> tuple:
+    """q, k, v and x with zeros in the place of padding, which then reaches nothing, NaN or not.
 
     Args:
-      ids: segments of queries and of keys, [B or 1, T] each or None; negative for padding.
+      q_ids: segments of the queries, [B, T], negative for padding; or None.
+      k_ids: the same of the keys.
+      mask: bool [B or 1, H or 1, T or 1, S or 1], or None: a key that it hides from every query
+        counts as padding, and so does a query that it shows nothing.
       q: [*B, T, H, E].
       k: [*B, S, K, E].
       v: [*B, S, K, F].
-      x: the layer's input [*B, T, D] where terms read it, shared by queries and keys; or None.
+      x: the layer's input [*B, T, D], shared by queries and keys; or None. A token in it is padding
+        if both its query and its key are.
     """
-    # Heads lead in what engines read: in this order XLA checks what a product has just written.
-    q, k, v = (jnp.swapaxes(y, -3, -2) for y in (q, k, v))
-    arrays = (q, k, v) if x is None else (q, k, v, x)
-    all_finite = functools.reduce(jnp.logical_and, (jnp.isfinite(y).all() for y in arrays))
-    all_finite = checkpoint_name(all_finite, FINITE)
+    queries = True if q_ids is None else q_ids >= 0
+    keys = True if k_ids is None else k_ids >= 0
+    if mask is not None:
+        queries, keys = queries & mask.any((1, 3)), keys & mask.any((1, 2))
 
-    def broken(y, axes=(-3, -1)):
-        marks = ~jnp.isfinite(y).all(axes)
-        return marks.reshape(-1, marks.shape[-1])
+    def tokens(are: jax.Array, y: jax.Array, axes: int) -> jax.Array:
+        *batch, count = y.shape[: y.ndim - axes]
+        are = jnp.broadcast_to(are, (math.prod(batch), count))
+        return jnp.where(are.reshape(*batch, count, *(1,) * axes), y, jnp.zeros((), y.dtype))
 
-    def tokens():
-        queries, keys = broken(q), broken(k) | broken(v)
-        if x is not None:
-            queries, keys = (marks | broken(x, -1) for marks in (queries, keys))
-        is_token = (True if y is None else y >= 0 for y in ids)
-        marks = tuple(a & b for a, b in zip((queries, keys), is_token, strict=True))
-        return varying_like(marks, (arrays, ids))
-
-    shapes = jax.eval_shape(tokens)
-
-    def none():
-        return varying_like(tuple(jnp.zeros(y.shape, bool) for y in shapes), (arrays, ids))
-
-    with jax.named_scope(RARE):
-        queries, keys = jax.lax.cond(all_finite, none, tokens)
-    q, k, v = (jnp.swapaxes(finite(y), -3, -2) for y in (q, k, v))
-    return (q, k, v, None if x is None else finite(x)), Broken(~all_finite, queries, keys)
-
-
-def hide_padding(ids: Any, x: Any, axes: int = 1) -> Any:
-    """x [*B, T, …], or None, with zeros for tokens whose id [B, T] is negative; `axes` after T."""
-    if ids is None or x is None:
-        return x
-    real = (ids >= 0).reshape(*x.shape[: x.ndim - axes], *(1,) * axes)
-    return jnp.where(real, x, jnp.zeros((), x.dtype))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
-def _put_back(
-    spec: Any, chunk: int, terms: tuple, q: Any, k: Any, mask: Any, broken: Broken, results: tuple
-) -> tuple:
-    """Results [B, H, T, …], or None, with NaN for queries that are broken or see a broken key.
-
-    Args:
-      spec: the `AttentionSpec` of the call.
-      chunk: how many queries are checked together, in O(S) memory; only if a token is broken.
-      terms: the terms that hide pairs.
-      q: the tokens of the queries.
-      k: the tokens of the keys.
-      mask: hides more pairs, bool [B, H or 1, T or 1, S or 1]; or None.
-      broken: which tokens are broken.
-      results: what an engine returned.
-    """
-    count: Any = broken.q.shape[1]
-    symbolic = bool(jax.export.is_symbolic_dim(count))
-    size = count if symbolic else min(count, chunk)
-
-    def chunk_sees(start: Any) -> jax.Array:
-        def cut(x: jax.Array, axis: int) -> jax.Array:
-            shared = x.shape[axis] != count
-            return x if shared else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
-
-        rows = jax.tree.map(lambda x: cut(x, 1), q)
-        pairs = block.visible(spec, terms, rows, k)
-        pairs = pairs if mask is None else pairs & cut(mask, 2)
-        return (pairs & broken.k[:, None, None, :]).any((1, 3))
-
-    def all_see() -> jax.Array:
-        if size == count:
-            return chunk_sees(0)
-        starts = np.minimum(np.arange(0, count, size), count - size).astype(np.int32)
-        chunks = jax.lax.map(chunk_sees, jnp.asarray(starts))  # the last two may overlap
-        whole = jnp.moveaxis(chunks[:-1], 0, 1).reshape(chunks.shape[1], -1)
-        last = count - whole.shape[1]
-        return jnp.concatenate([whole, chunks[-1][:, size - last :]], axis=1)
-
-    with jax.named_scope(RARE):
-        wrong = jax.lax.cond(broken.any, all_see, lambda: jnp.zeros_like(broken.q))
-    wrong = (broken.q | wrong)[:, None, :, None]
-    return jax.tree.map(functools.partial(nan_where, wrong), results)
-
-
-def put_back(broken: Broken, call: Any, implementation: Any, results: tuple) -> tuple:
-    """The results of a `dispatch.Call`, NaN where a query is broken or sees a broken key."""
-    terms = tuple(term for term in call.terms if term.hides)
-    pairs = getattr(implementation, "keywords", {}).get("mask")  # an array, for `reference`
-    tokens = call.q.tokens, call.k.tokens
-    return _put_back(call.spec, CHUNK, terms, *tokens, pairs, broken, results)
+    x = None if x is None else tokens(queries | keys, x, 1)
+    return tokens(queries, q, 2), tokens(keys, k, 2), tokens(keys, v, 2), x

@@ -210,12 +210,9 @@ class AttentionFn:
 
         engine = None
         if mask is not None or bias is not None or module is not None or drop is not None:
-            hidden = None if mask is None else checks.pair_array("mask", _booleans(mask), shape)
             if mask is not None and self.encoding.claims.one_sided and not tokens["causal"]:
                 _check_hides_later(self.encoding.encoding, mask, shape)
-            bias = None if bias is None else checks.pair_array("bias", bias, shape)
-            engine = functools.partial(reference.attend, mask=hidden, bias=bias, change=change)
-            engine.has_own_mask = mask is not None  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+            engine = functools.partial(reference.attend, change=change)
         with _precision(precision):
             return attention(
                 q,
@@ -224,6 +221,8 @@ class AttentionFn:
                 encoding=self.encoding,
                 params=nnx.as_pure(self.params),
                 embedded=True,  # or `attention_fn` has refused
+                mask=None if mask is None else _booleans(mask),
+                bias=bias,
                 implementation=engine,
                 dims=self.dims,
                 **tokens,

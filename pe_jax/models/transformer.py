@@ -16,7 +16,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax.encodings.base import Params
 from pe_jax.encodings.windowed import Windowed
-from pe_jax.engines import outside
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import DTYPES, ModelConfig
@@ -125,8 +124,7 @@ class Stack(nnx.Module):
         keys = None if key is None else jax.random.split(key, repeats)
         states = [state for _, state in split]
         if cache is None:
-            keep = jax.checkpoint_policies.save_only_these_names(outside.FINITE)
-            step = jax.checkpoint(repeat, policy=keep) if self.config.remat else repeat
+            step = jax.checkpoint(repeat) if self.config.remat else repeat
             unroll = repeats if self.config.layers <= UNROLLED else 1
             return jax.lax.scan(step, x, (states, None, keys), unroll=unroll)
         longer = []

@@ -229,8 +229,7 @@ def extend(
     if segments is not None or cache.segments is not None:
         cache, *indices = add_segments(cache, segments, q.shape[1])
         ids = indices[1].segments
-        q, k, v = (outside.hide_padding(ids, y, axes=2) for y in (q, k, v))
-        x = outside.hide_padding(ids, x)
+        q, k, v, x = outside.hide_padding(ids, ids, None, q, k, v, x)
     positions = _positions(cache, positions, indices, q, encoding)
     if cache.positions.dtype != positions.dtype:  # integers stay so unless floats are among them
         for x in (cache.positions, positions):
@@ -268,17 +267,15 @@ def extend(
     call = _call(spec, terms, rows, tokens, q, rotated, states + no_states)
     if single:
         ring = cache.ring is not None
-        out, lse = one_token.attend(*call, cache.far, (*tables, *no_states), start, ring)
+        out, lse = one_token.attend(*call.operands, cache.far, (*tables, *no_states), start, ring)
     else:
-        k_rows = swap(call.k.x)
-        implementation = checks.implementation(implementation, CONTIGUOUS, q, k_rows, mask, None)
-        ids = call.q.tokens.segments, call.k.tokens.segments
-        arrays, broken = outside.set_aside(ids, *map(swap, (call.q.x, call.k.x, call.v)))
-        q_x, k_x, v = map(swap, arrays[:3])
-        k_raw = None if call.k.raw is None else outside.finite(call.k.raw)
-        call = call._replace(q=call.q._replace(x=q_x), k=call.k._replace(x=k_x, raw=k_raw), v=v)
-        out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
-        out, lse = outside.put_back(broken, call, implementation, (out, lse))
+        pairs = (*call.q.x.shape[:3], call.v.shape[2])
+        arrays = checks.pair_arrays(mask, None, pairs, implementation, CONTIGUOUS)
+        if arrays:  # of rows that it hides, scores are masked, and values have the weight 0
+            seen = arrays["mask"].any((1, 2))[:, None, :, None]
+            call = call._replace(v=jnp.where(seen, call.v, jnp.zeros((), call.v.dtype)), **arrays)
+        engine = dispatch.engine(implementation, CONTIGUOUS, call, name)
+        out, lse = engine(*call.operands, **call.options)
     out, _ = outside.rescale(terms, call.q.states, out, lse)
     sides = call.q.tokens, call.k.tokens
     (out,) = outside.nan_beyond(encoding.valid_length(), sides, (out,))
