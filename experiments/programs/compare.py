@@ -1,29 +1,28 @@
 """The comparison: trains what is missing, measures speed and memory, writes the report."""
 
 import dataclasses
+import functools
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
-from jax.sharding import Mesh
 
 from experiments.measuring import flops, model_speed
 from experiments.measuring.hlo_trip_counts import tiles
 from experiments.reporting import comparison_report, join_comparisons, results
 from experiments.reporting.plotting import write_csv
-from experiments.running import launch, rate_search, trained_run
+from experiments.running import driver, launch, rate_search, trained_run
 from experiments.running.configs.compare import CompareConfig
+from experiments.running.devices import run_meshes
+from experiments.running.driver import Run, Runs, Work, Worker
 from experiments.running.errors import one_line_errors
-from experiments.running.parallel_runs import run_meshes
 from experiments.running.provenance import command, environment, save_json, versions
-from experiments.running.references import with_references
+from experiments.running.rate_search import RATES, Pair
 from experiments.running.run_names import folder, short_names
-from experiments.running.sweep_runs import RATES, Job, locked, run_jobs
 from experiments.running.training_loop import (
     Diverged,
     Source,
@@ -51,10 +50,10 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nump
 
 def names(config: CompareConfig) -> dict[str, str]:
     """Short name → spec."""
-    return {name: spec for spec, name in short_names(config.specs()).items()}
+    return {name: spec for spec, name in short_names(config.encodings).items()}
 
 
-def checks(config: CompareConfig, spec: str) -> list[rate_search.Pair]:
+def checks(config: CompareConfig, spec: str) -> list[Pair]:
     """The (learning rate, encoding rate) pairs to try for a scheme; empty if there is only one."""
     pairs = rate_search.grid(config, spec)
     return pairs if len(pairs) > 1 else []
@@ -84,7 +83,7 @@ def seeds(config: CompareConfig) -> list[int]:
 
 def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -> dict:
     """What the report says about the comparison besides its results."""
-    name, config = source.corpus.name, with_references(config, [*encodings.values()])
+    name = source.corpus.name
     short = {spec: name for name, spec in encodings.items()}
     note = "A demonstration: one stated learning rate for all schemes."
     if config.rates:
@@ -184,21 +183,6 @@ def warn_of_reference(about: dict, evaluators: dict[str, Evaluator]) -> None:
             logging.warning(text, name, length)
 
 
-def planned_steps(config: CompareConfig, spec: str) -> list[int]:
-    """The steps of each run of a scheme: of its rates, then of its seeds.
-
-    A seed whose check ran as long continues there, so that only evaluation is left.
-    """
-    pairs = checks(config, spec)
-    seed_steps = [0 if is_checked(config, pairs, seed) else config.steps for seed in seeds(config)]
-    return [config.rate_steps] * len(pairs) + seed_steps
-
-
-def is_checked(config: CompareConfig, pairs: list[rate_search.Pair], seed: int) -> bool:
-    """Whether the check of the best rates is this seed's run: same steps, data, weights."""
-    return bool(pairs) and seed == config.seed and config.rate_steps == config.steps
-
-
 class SchemeRuns:
     """The runs of a scheme: chooses its rates, then trains every seed.
 
@@ -206,103 +190,117 @@ class SchemeRuns:
       config: of the comparison, with the vocabulary.
       sources: data of the runs; and other text, or questions, for choosing learning rates and for
         losses during training.
+      name: of the scheme.
       model: with the scheme.
-      job: runs them; its name is the scheme's.
+      pairs: (learning rate, encoding rate) to try; one is not tried but used.
       programs: evaluators, by steps and devices; each serves all seeds and learning rates.
     """
 
     def __init__(
-        self, config: CompareConfig, sources: tuple[Source, Source], evaluator: Evaluator, job: Job
+        self, config: CompareConfig, sources: tuple[Source, Source], name: str, evaluator: Evaluator
     ):
-        self.config, self.sources, self.job = config, sources, job
+        self.config, self.sources, self.name = config, sources, name
         self.model = evaluator.trainer.config
+        self.pairs = rate_search.grid(config, self.model.encoding)
         self.programs = {(config.steps, evaluator.trainer.mesh): evaluator}
 
-    def train(self) -> None:
-        """Trains until all runs are finished or a signal came."""
+    @property
+    def work(self) -> Work:
+        """All runs; it comes to whether one of them failed."""
+        steps = [self.config.rate_steps] * len(self.pairs) * (len(self.pairs) > 1)
+        return Work(self.name, steps + [self._steps(seed) for seed in seeds(self.config)], self())
+
+    def _is_checked(self, seed: int) -> bool:
+        """Whether the check of the best rates is this seed's run: same steps, data, weights."""
+        config = self.config
+        same = seed == config.seed and config.rate_steps == config.steps
+        return same and len(self.pairs) > 1
+
+    def _steps(self, seed: int) -> int:
+        """The steps of a seed's run; where its check ran as long, only evaluation is left."""
+        return 0 if self._is_checked(seed) else self.config.steps
+
+    def __call__(self) -> Runs[bool]:
+        """The runs, one after the other."""
         source, validation = self.sources
-        tried = self._try_rates(validation)
-        pair = rate_search.best(tried)
-        checked = checks(self.config, self.model.encoding)
+        losses = yield from self._losses_of_rates(validation)
+        pair, failed = rate_search.best(losses) if losses else self.pairs[0], False
         for seed in seeds(self.config):
-            path = run_path(self.model.encoding, seed)
-            run = self._config(path, pair, seed=seed)
-            if is_checked(self.config, checked, seed):
+            run = self._config(run_path(self.model.encoding, seed), pair, seed=seed)
+            if self._is_checked(seed):
                 self._continue_check(pair, run)
-            self._finish(run, f"{self.job.name} seed {seed}", source)
-        if checked and self.job.stop.signal is None:
-            for pair in tried:  # nothing continues from their checkpoints any more
-                shutil.rmtree(self._check_folder(pair) / "checkpoints", ignore_errors=True)
+            label = f"{self.name} seed {seed}"
+            result = yield self._run(run, label, source, self._steps(seed))
+            failed |= result.get("status") == "failed"
+        for pair in losses:  # nothing continues from their checkpoints any more
+            shutil.rmtree(self._check_folder(pair) / "checkpoints", ignore_errors=True)
+        return failed
 
-    def _try_rates(self, validation: Source) -> dict[rate_search.Pair, float]:
-        """(learning rate, encoding rate) → loss; a single pair is not trained: 0."""
-        config, name = self.config, self.job.name
-        pairs = rate_search.grid(config, self.model.encoding)
-        if len(pairs) == 1:
-            return {pairs[0]: 0.0}
+    def _losses_of_rates(self, validation: Source) -> Runs[dict[Pair, float]]:
+        """(learning rate, encoding rate) → loss of a short run; empty if there is one pair."""
+        config, losses = self.config, dict[Pair, float]()
+        if len(self.pairs) == 1:
+            return losses
         fields: Any = {"steps": config.rate_steps, "eval": check_evaluation(config)}
+        encoding = folder(self.model.encoding)
+        while missing := rate_search.untried(self.pairs, losses, config.rate_rounds):
+            for pair in missing:
+                run = self._config(results.rate_folder(encoding, *pair), pair, **fields)
+                label = f"{self.name} at {pair[0]:g}"
+                label += f" (encoding × {pair[1]:g})" * (pair[1] != 1)
+                yield self._run(run, label, validation, config.rate_steps)
+                check = results.read_check(Path(config.workdir), encoding, pair, config.seed)
+                losses[pair] = results.rate_loss(check, config.length)
+        return losses
 
-        def loss(pair: rate_search.Pair) -> float:
-            encoding = folder(self.model.encoding)
-            run = self._config(results.rate_folder(encoding, *pair), pair, **fields)
-            label = f"{name} at {pair[0]:g}" + f" (encoding × {pair[1]:g})" * (pair[1] != 1)
-            self._finish(run, label, validation)
-            check = results.read_check(Path(config.workdir), encoding, pair, config.seed)
-            return results.rate_loss(check, config.length)
-
-        return self.job.search(pairs, loss, config.rate_rounds, config.rate_steps)
-
-    def _check_folder(self, pair: rate_search.Pair) -> Path:
+    def _check_folder(self, pair: Pair) -> Path:
         return Path(self.config.workdir) / results.rate_folder(folder(self.model.encoding), *pair)
 
-    def _continue_check(self, pair: rate_search.Pair, run: Config) -> None:
+    def _continue_check(self, pair: Pair, run: Config) -> None:
         """Lets a run begin where the check at its rates ended, so that only evaluation is left.
 
         A run that was interrupted, or whose check has no checkpoint, trains as any other.
         """
         target, check = Path(run.workdir), self._check_folder(pair)
-        missing = not (check / "checkpoints").exists()
-        if self.job.stop.signal is not None or target.exists() or missing:
+        if target.exists() or not (check / "checkpoints").exists():
             return
         copy = target.with_name(f"{target.name}.copy")  # renamed once it is complete
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(check, copy, ignore=shutil.ignore_patterns("evaluation.json"))
         copy.rename(target)
 
-    def _finish(self, run: Config, label: str, source: Source) -> None:
-        """Trains a run to its end, unless it is finished or a signal comes."""
-        evaluation = Path(run.workdir) / "evaluation.json"
-        self.job.run(label, [evaluation], lambda: self.train_run(run, label, source))
+    def _run(self, run: Config, label: str, source: Source, steps: int) -> Run:
+        train = functools.partial(self.train_run, run, source)
+        return Run(label, Path(run.workdir, results.EVALUATION), steps, train)
 
-    def train_run(self, run: Config, label: str, source: Source) -> None:
-        """Trains one run and writes its `evaluation.json`, unless a signal came.
+    def train_run(self, run: Config, source: Source, worker: Worker) -> dict | None:
+        """Trains one run, and returns its evaluation; None if a signal came.
 
         Losses during training are on the second of the sources, the final ones on `source`.
         """
-        workdir, evaluator, job = Path(run.workdir), self.evaluator(run), self.job
-        begin, trainer = time.monotonic(), evaluator.trainer
-        result: dict = count_parameters(trainer)
+        workdir, key = Path(run.workdir), (run.steps, worker.mesh)
+        if key not in self.programs:
+            self.programs[key] = Evaluator(prepare(run, worker.mesh), run.eval)
+        evaluator = self.programs[key].with_config(run.eval)
+        result: dict = count_parameters(evaluator.trainer)
         result["learning_rate"] = run.optimizer.learning_rate
         result["encoding_rate"] = run.optimizer.encoding_rate
         save_json(workdir / "config.json", run_metadata(run, source))
         try:
-            during, report = self.sources[1], job.table.report
-            state = train(run, during, evaluator, label, job.stop, report=report)
+            state = train(run, self.sources[1], evaluator, worker)
         except Diverged as error:
-            result |= {"status": "diverged", "reason": str(error), **environment()}
-            save_json(workdir / "evaluation.json", result)
-            return
-        if job.stop.signal is not None:
-            return
-        result |= {"status": "ok", "reason": "", "flops_per_token": flops_per_token(run, trainer)}
+            return {**result, "status": "diverged", "reason": str(error)}
+        if worker.stop.signal is not None:
+            return None
+        flops = flops_per_token(run, evaluator.trainer)
+        result |= {"status": "ok", "reason": "", "flops_per_token": flops}
         result |= evaluate(evaluator, source, state)
-        save_encoding(workdir, trainer, state.params)
+        save_encoding(workdir, evaluator.trainer, state.params)
         rows, _, _ = results.read_metrics(workdir / "metrics.jsonl")
         last = next((row["loss"] for row in reversed(rows) if row["loss"] is not None), None)
-        result |= {"seconds": time.monotonic() - begin, "train_loss": last, **environment()}
-        save_json(workdir / "evaluation.json", result)
+        return {**result, "train_loss": last}
 
-    def _config(self, path: Path, pair: rate_search.Pair, **fields: Any) -> Config:
+    def _config(self, path: Path, pair: Pair, **fields: Any) -> Config:
         config, rates = self.config, dict(zip(RATES, pair, strict=True))
         common = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
         common |= {
@@ -312,38 +310,11 @@ class SchemeRuns:
         }
         return Config(**common | fields)
 
-    def evaluator(self, run: Config) -> Evaluator:
-        """The evaluator of a run, with the programs of others of as many steps."""
-        key = run.steps, self.job.mesh
-        if key not in self.programs:
-            self.programs[key] = Evaluator(prepare(run, self.job.mesh), run.eval)
-        return self.programs[key].with_config(run.eval)
-
-
-def train_missing(
-    config: CompareConfig,
-    sources: tuple[Source, Source],
-    evaluators: dict[str, Evaluator],
-    meshes: list[Mesh],
-) -> None:
-    """Trains every missing run: schemes in parallel, those with most runs first.
-
-    One thread per mesh; threads share the data, and XLA releases Python's lock while it compiles
-    and computes.
-    """
-    jobs = {n: planned_steps(config, e.trainer.config.encoding) for n, e in evaluators.items()}
-    most_runs_first = sorted(jobs, key=lambda name: -len(jobs[name]))
-    run_jobs(
-        {name: jobs[name] for name in most_runs_first},
-        lambda job: SchemeRuns(config, sources, evaluators[job.name], job).train(),
-        meshes,
-    )
-
 
 def validation_source(config: CompareConfig, source: Source) -> Source:
     """The data for learning rates and losses during training: other questions, or other text."""
     other = dataclasses.replace(source, question_set=1)
-    needed = config.eval.every or any(checks(config, spec) for spec in config.specs())
+    needed = config.eval.every or any(checks(config, spec) for spec in config.encodings)
     if not needed or source.text is None:
         return other
     text = windows(source.corpus, source.tokens, check_evaluation(config))
@@ -358,6 +329,7 @@ def main(config: CompareConfig, last_look: bool = False) -> None:
     """
     workdir = Path(config.workdir)
     with one_line_errors():
+        config = config.resolved()
         meshes = run_meshes(config)
         encodings = names(config)
         source = open_source(config)
@@ -375,11 +347,12 @@ def main(config: CompareConfig, last_look: bool = False) -> None:
         about["looks"] = looks(config)
         if kept is not None:
             about["looks"].append({"command": about["command"], "windows": len(kept)})
-    with locked(workdir, "manifest.json", about):
+    with driver.opened(workdir, "manifest.json", about, meshes) as runs:
         if kept is not None:
             return look(config, evaluators, kept)
-        train_missing(config, sources, evaluators, meshes)
-        measure_speed(config, evaluators)
+        works = [SchemeRuns(config, sources, n, e).work for n, e in evaluators.items()]
+        failed = runs.run(sorted(works, key=lambda work: -len(work.steps)))
+        measure_speed(config, {n: e for n, e in evaluators.items() if not failed[n]})
         show(workdir)
 
 
@@ -397,7 +370,7 @@ def kept_text(config: CompareConfig, source: Source) -> np.ndarray:
     """
     if not config.eval.kept:
         raise ConfigError("eval.kept=(): no files were kept for a last look; name them before runs")
-    for path in (run_path(spec, seed) for spec in config.specs() for seed in seeds(config)):
+    for path in (run_path(spec, seed) for spec in config.encodings for seed in seeds(config)):
         if not Path(config.workdir, path, results.EVALUATION).exists():
             raise ConfigError(
                 f"workdir={config.workdir!r}: {path} is not finished; finish it first"
@@ -427,8 +400,13 @@ def look(config: CompareConfig, evaluators: dict[str, Evaluator], text: np.ndarr
 
 
 def measure_speed(config: CompareConfig, evaluators: dict[str, Evaluator]) -> None:
-    """Writes speed.json, unless it is there for these encodings, lengths and repeats."""
+    """Writes speed.json, unless it is there for these encodings, lengths and repeats.
+
+    Encodings of which a run failed are not among them.
+    """
     path = Path(config.workdir) / "speed.json"
+    if not evaluators:
+        return
     subject = model_speed.subject(config, evaluators)
     if not path.exists() or json.loads(path.read_text()).get("of") != subject:
         logging.info("Measuring speed and memory, all schemes in turn")

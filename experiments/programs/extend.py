@@ -8,18 +8,16 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from experiments.reporting import extension_report, plotting
-from experiments.running import launch
+from experiments.running import driver, launch
 from experiments.running.configs.extend import ExtendConfig
+from experiments.running.devices import run_meshes
 from experiments.running.errors import one_line_errors
 from experiments.running.extension.bases import SHARED, Base, check_comparable, read_runs
 from experiments.running.extension.methods import extended, names
 from experiments.running.extension.runs import Methods, longer, target
-from experiments.running.parallel_runs import run_meshes
 from experiments.running.provenance import command, environments, save_json
-from experiments.running.references import with_references
-from experiments.running.sweep_runs import locked, run_jobs
 from experiments.running.training_loop import Source, batches, open_source
-from pe_jax.encodings import parse
+from pe_jax.encodings.registry import Spec
 from pe_jax.encodings.rope import RoPE
 from pe_jax.training import data, passkeys, sharding
 from pe_jax.training.checkpoint import check_same
@@ -40,7 +38,7 @@ def check(
     models = [extended(spec, config, base.config) for spec in specs]
     runs = [longer(config, base, model, base.folder) for model in models]
     for name, (other, *_) in others.items():
-        if parse(other.config.model.encoding) in map(parse, models):
+        if Spec(other.config.model.encoding).layers in [model.layers for model in models]:
             fix = "leave it out of the methods"
             raise ConfigError(f"encodings: {name} was trained in {config.trained} too; {fix}")
         runs.append(longer(config, other, other.config.model.encoding, other.folder))
@@ -120,30 +118,36 @@ def main(config: ExtendConfig) -> None:
     """Applies the methods that are missing, then shows and writes the results."""
     workdir = Path(config.workdir)
     with one_line_errors():
-        config = with_references(config, config.encodings)
+        config = config.resolved()
         meshes = run_meshes(config)
         bases, others = read_runs(config)
         source = check(config, bases, others, meshes[0])
         passkeys_by_length = passkey_questions(config, source)
         now = described(config, bases, others)
         now["checkpoints"] = check_resumable(config, now) | now["checkpoints"]
-    with locked(workdir, "config.json", now):
+    with driver.opened(workdir, "config.json", now, meshes) as runs:
         methods = Methods(config, bases, others, source, passkeys_by_length)
-        entries = run_methods(methods, meshes)
-        write_results(config, bases[0].config.length, now, entries)
+        if (entries := run_methods(methods, runs)) is not None:
+            write_results(config, bases[0].config.length, now, entries)
 
 
-def run_methods(methods: Methods, meshes: list[Mesh]) -> list[dict]:
-    """Every entry's name, encoding and results by seed, for results.json: methods come first."""
-    config, base = methods.config, methods.bases[0].config
-    specs = names(config)
-    needs_search = any("{searched}" in spec for spec in specs.values())
-    with one_line_errors():
-        searched = methods.searched_factors(meshes[0]) if needs_search else None
-    models = {name: extended(spec, config, base, searched) for name, spec in specs.items()}
+def run_methods(methods: Methods, runs: driver.Driver) -> list[dict] | None:
+    """Every entry's name, encoding and results by seed, for results.json: methods come first.
+
+    None if the search for LongRoPE's factors failed.
+    """
+    config, specs, searched = methods.config, names(methods.config), None
+    if any("{searched}" in spec for spec in specs.values()):
+        searched = runs.run([methods.search()])["factors"].get("factors")
+        if searched is None:
+            return None
+    base = methods.bases[0].config
+    models = {
+        name: extended(spec, config, base, searched and tuple(searched))
+        for name, spec in specs.items()
+    }
     models |= {name: runs[0].config.model.encoding for name, runs in methods.others.items()}
-    jobs = {name: [max(config.steps, 1)] * len(methods.bases) for name in models}
-    results = run_jobs(jobs, lambda job: methods.run(models[job.name], job), meshes)
+    results = runs.run(methods.work(name, encoding) for name, encoding in models.items())
     return [{"name": n, "encoding": models[n], "seeds": seeds} for n, seeds in results.items()]
 
 

@@ -8,14 +8,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from experiments.reporting import plotting
 from experiments.reporting.images_report import View, differences, figure, lines, table, views
 from experiments.running import launch
 from experiments.running.configs.images import IMAGES, ImagesConfig
+from experiments.running.driver import Runs, Worker
 from experiments.running.provenance import command, environments, save_json
+from experiments.running.rate_search import RATES, Pair
 from experiments.running.run_names import title
-from experiments.running.sweep_runs import RATES, Trials, completed
+from experiments.running.trials import Trials, completed
 from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
@@ -112,31 +115,39 @@ def trained_with(convention: str) -> str:
 def grouped(config: ImagesConfig) -> dict[tuple[str, str], list[str]]:
     """(spec, convention of positions) of each training → the conventions it is tested with."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for spec, convention in config.entries():
+    for spec, convention in config.entries:
         groups.setdefault((spec, trained_with(convention)), []).append(convention)
     return groups
 
 
 def run(
     config: ImagesConfig, test: Callable[[], dict], item: tuple[str, str], trials: Trials
-) -> dict:
+) -> Runs[dict]:
     """Every seed of an item of `grouped`: seed → its result, with its rates."""
     (spec, convention), conventions = item, grouped(config)[item]
     trained = config.sides[0] // config.patch
     axes = max(e.claims.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
     positions, augment = places(axes, convention, trained, trained), convention == "augmented"
-    trainer = functools.cache(lambda: Classifier(config, spec, positions, trials.job.mesh, augment))
+
+    @functools.cache
+    def classifier(mesh: Mesh) -> Classifier:
+        return Classifier(config, spec, positions, mesh, augment)
 
     def draw(key: jax.Array, step: int) -> tuple[dict, int]:
         key = jax.random.fold_in(key, step - 1)
         pixels, labels = IMAGES[config.images].draw(key, count=config.batch, side=config.sides[0])
         return {"images": pixels, "labels": labels}, config.batch * trained**2
 
-    def score(params) -> dict:
-        accuracy = {c: accuracies(config, trainer(), c, params, test()) for c in conventions}
-        return {"accuracy": accuracy, "validation_loss": validation(config, trainer(), params)}
+    def train(pair: Pair, seed: int, worker: Worker) -> dict | None:
+        trainer = classifier(worker.mesh)
 
-    return trials.every_seed(functools.partial(trials.train, trainer, draw, score))
+        def score(params) -> dict:
+            accuracy = {c: accuracies(config, trainer, c, params, test()) for c in conventions}
+            return {"accuracy": accuracy, "validation_loss": validation(config, trainer, params)}
+
+        return trials.train(trainer, draw, score, pair, seed, worker)
+
+    return trials.every_seed(train)
 
 
 def draw_test_sets(config: ImagesConfig) -> dict[View, tuple[np.ndarray, np.ndarray]]:
@@ -151,7 +162,7 @@ def draw_test_sets(config: ImagesConfig) -> dict[View, tuple[np.ndarray, np.ndar
 
 def collect(config: ImagesConfig, runs: dict) -> list[dict]:
     """One entry per encoding and convention: accuracies by view and seed."""
-    encodings, entries = [], config.entries()
+    encodings, entries = [], config.entries
     for spec, convention in entries:
         by_seed = runs[spec, trained_with(convention)]
         accuracy = {
@@ -178,7 +189,7 @@ def collect(config: ImagesConfig, runs: dict) -> list[dict]:
 
 def main(config: ImagesConfig) -> None:
     """Trains missing runs, then shows and writes the results."""
-    workdir = Path(config.workdir)
+    workdir, config = Path(config.workdir), config.resolved()
     parts = {item: (item[0], *conventions) for item, conventions in grouped(config).items()}
     train = functools.partial(run, config, functools.cache(lambda: draw_test_sets(config)))
     with completed(config, BINDING, parts, train) as (now, runs):

@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 from experiments.reporting import plotting, tasks_report
 from experiments.running import launch
 from experiments.running.configs.tasks import TasksConfig
+from experiments.running.driver import Runs, Worker
 from experiments.running.provenance import command, environments, save_json
-from experiments.running.references import with_references
-from experiments.running.sweep_runs import Trials, completed
+from experiments.running.rate_search import Pair
+from experiments.running.trials import Trials, completed
 from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.step import POSITION_FOLD, Trainer, token_losses
@@ -181,31 +182,33 @@ def _places_in_answers(rows: Iterator[dict]) -> tuple[np.ndarray, ...]:
     return targets, weights, np.where(weights > 0, weights.cumsum(1).astype(int) - 1, -1)
 
 
-def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
+def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> Runs[dict]:
     """Every run of an encoding with its positions: task → seed → its result, with its rates."""
 
     @functools.cache
-    def solver(vocab: int) -> Solver:  # one program for all tasks of few symbols
-        return Solver(config, *entry, trials.job.mesh, vocab)
+    def solver(mesh: Mesh, vocab: int) -> Solver:  # one program for all tasks of few symbols
+        return Solver(config, *entry, mesh, vocab)
 
-    def every_seed(name: str) -> dict:
-        task = tasks.TASKS[name]
-        make_solver = functools.partial(solver, max(tasks.VOCAB, task.vocab))
-        lengths = task.shortest, config.length
+    def train(task: tasks.Task, pair: Pair, seed: int, worker: Worker) -> dict | None:
+        trainer = solver(worker.mesh, max(tasks.VOCAB, task.vocab))
 
         def draw(key: jax.Array, step: int) -> tuple[dict, int]:
-            key = jax.random.fold_in(key, step)
+            lengths, key = (task.shortest, config.length), jax.random.fold_in(key, step)
             batch = tasks.batch(task, key, config.batch, *lengths, config.model.causal)
             return batch, batch["tokens"].size
 
         def scored(params: Any) -> dict:
-            arguments = config, make_solver(), task, params
+            arguments = config, trainer, task, params
             return {"scores": score(*arguments), "validation_loss": validation(*arguments)}
 
-        train = functools.partial(trials.train, make_solver, draw, scored)
-        return trials.every_seed(train, name)
+        return trials.train(trainer, draw, scored, pair, seed, worker)
 
-    return {name: every_seed(name) for name in config.tasks}
+    by_task = {}
+    for name in config.tasks:
+        by_task[name] = yield from trials.every_seed(
+            functools.partial(train, tasks.TASKS[name]), name
+        )
+    return by_task
 
 
 def digests(config: TasksConfig, saved: dict) -> dict:
@@ -226,8 +229,7 @@ def digests(config: TasksConfig, saved: dict) -> dict:
 
 def main(config: TasksConfig) -> None:
     """Trains missing runs, then shows and writes the results."""
-    workdir = Path(config.workdir)
-    config = with_references(config, config.encodings)
+    workdir, config = Path(config.workdir), config.resolved()
     parts = {entry: entry for entry in config.entries()}
     train, also = functools.partial(run, config), functools.partial(digests, config)
     with completed(config, BINDING, parts, train, len(config.tasks), also) as (now, runs):

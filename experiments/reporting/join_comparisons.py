@@ -17,8 +17,8 @@ from typing import Any
 
 from experiments.reporting import results
 from experiments.reporting.results import Results, Scheme
+from experiments.running.configs.sweep import REFERENCES
 from experiments.running.provenance import command, save_json
-from experiments.running.references import REFERENCES
 from experiments.running.run_names import short_names
 from pe_jax.validation import ConfigError
 

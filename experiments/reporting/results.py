@@ -22,6 +22,7 @@ from experiments.reporting import statistics
 from experiments.reporting.scheme_styles import Style, styles
 from experiments.running import rate_search
 from experiments.running.configs.compare import CompareConfig
+from experiments.running.driver import FAILED
 from experiments.running.rate_search import Pair
 from experiments.running.run_names import rates_name
 from pe_jax.training.checkpoint import BINDING
@@ -364,6 +365,8 @@ def _run(folder: Path, seed: int, name: str = EVALUATION) -> Run:
     metrics = read_metrics(folder / "metrics.jsonl")
     path = folder / name
     if not path.is_file():
+        if (failed := path.with_suffix(FAILED)).is_file():
+            return Run(seed, "failed", str(_json(failed).get("reason")), {}, *metrics)
         return Run(seed, "missing", f"no {name}: not finished, or it failed", {}, *metrics)
     try:
         evaluation = _json(path)

@@ -65,7 +65,7 @@ def by_seed(entry: dict, task: str, which: int, lengths: Iterable[int]) -> dict 
     scores = [entry["scores"][task][str(n)] for n in lengths]
     words = [x for score in scores for x in score.values() if isinstance(x, str)]
     if words:
-        return max(words, key=["not defined", "not finite", "diverged"].index)
+        return max(words, key=["not defined", "not finite", "diverged", "failed"].index)
     return {seed: float(np.mean([s[seed][which] for s in scores])) for seed in scores[0]}
 
 

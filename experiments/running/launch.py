@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 import rich.console
 from absl import app, flags, logging
 
-from experiments.running import config_files, distributed, help_text, references, signals
+from experiments.running import config_files, distributed, help_text, signals
+from experiments.running.configs.sweep import REFERENCES
 from experiments.running.errors import one_line_errors
 from pe_jax import config_fields
 from pe_jax.training import paths
@@ -181,7 +182,7 @@ def _start(main: Callable[[Any], None], arguments: Sequence[str], repeated: Sequ
         if arguments:
             raise ConfigError(f"{arguments[0]!r} is not a flag; {ADVICE}")
         config = overridden(config_files.final(flags.FLAGS.config), repeated)
-        config.check()
+        config = config.check()
         if (
             paths.is_bucket(config.workdir) and type(config) is Config
         ):  # other programs need a folder
@@ -209,8 +210,8 @@ def overridden(config: Any, repeated: Sequence[str]) -> Any:
     encodings = values_of.get("encodings", ())
     if len(encodings) == 1 and len(pattern_parts(encodings[0])) > 1:
         logging.warning("encodings: %s", _one_or_many("encodings", encodings[0]))
-    chosen = {name for name in references.REFERENCES if f"config.{name}" in flags.FLAGS}
-    return references.with_values(config, values_of, chosen)
+    chosen = {name for name in REFERENCES if f"config.{name}" in flags.FLAGS}
+    return config.with_encodings(chosen, **values_of) if values_of else config
 
 
 def _parse(config: Any, argv: Sequence[str]) -> list[str]:

@@ -6,13 +6,14 @@ are tried next: for as many rounds as asked, or until the best one is better tha
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.sweep import TrialsConfig
 
+RATES = ("learning_rate", "encoding_rate")  # fields of the optimizer
 Pair = tuple[float, float]  # a learning rate, and the multiple of it for parameters of encodings
 
 
@@ -53,18 +54,25 @@ def _beside(values: list[float], value: float) -> list[float]:
     return [extended[index - 1], extended[index + 1]]
 
 
-def search(pairs: list[Pair], loss: Callable[[Pair], float], rounds: int) -> dict[Pair, float]:
-    """Losses of `pairs`, and in up to `rounds` rounds of the neighbours of the best so far.
+def untried(pairs: list[Pair], losses: Mapping[Pair, float], rounds: int) -> list[Pair]:
+    """The pairs to try next: those of the grid, then in each round the neighbours of the best.
 
     Args:
       pairs: the grid.
-      loss: trains with a pair; infinite if it gives none.
+      losses: of all pairs that were tried; infinite where there is none.
       rounds: after the grid.
     """
-    losses = {pair: loss(pair) for pair in pairs}
-    for _ in range(rounds):
-        missing = [pair for pair in neighbours(losses, best(losses)) if pair not in losses]
-        if not missing:
-            break
+    wanted = list(pairs)
+    for _ in range(rounds + 1):
+        if missing := [pair for pair in wanted if pair not in losses]:
+            return missing
+        wanted += neighbours(wanted, best({pair: losses[pair] for pair in wanted}))
+    return []
+
+
+def search(pairs: list[Pair], loss: Callable[[Pair], float], rounds: int) -> dict[Pair, float]:
+    """The losses of all pairs that are to be tried, in that order."""
+    losses: dict[Pair, float] = {}
+    while missing := untried(pairs, losses, rounds):
         losses |= {pair: loss(pair) for pair in missing}
     return losses

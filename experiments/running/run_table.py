@@ -58,7 +58,7 @@ class RunTable(contextlib.AbstractContextManager):
     log line.
 
     Args:
-      jobs: the steps of each run, by job; runs of a job follow each other.
+      jobs: the steps of each run that is planned, by job; runs of a job follow each other.
       workers: jobs at a time.
       console: where the table goes; None for standard error.
       clock: seconds.
@@ -95,24 +95,26 @@ class RunTable(contextlib.AbstractContextManager):
     def _log_to_standard_error(self) -> None:
         logging.get_absl_handler().python_handler.setStream(sys.stderr)
 
-    def add(self, job: Hashable, steps: int) -> None:
-        """Plans one more run of a job, its next."""
-        with self.lock:
-            self.planned[job].insert(0, steps)
+    def _take(self, job: Hashable, steps: int) -> None:
+        """Takes a run off the plan; one that was not planned counts from now on."""
+        if steps in self.planned[job]:
+            self.planned[job].remove(steps)
+        else:
             self.count += 1
 
-    def skip(self, job: Hashable, label: str) -> None:
-        """Counts the next run of a job, which was finished before this program started."""
+    def skip(self, job: Hashable, label: str, steps: int) -> None:
+        """Counts a run that was finished before this program started."""
         with self.lock:
-            self.planned[job].pop(0)
+            self._take(job, steps)
             self.finished += 1
         self._say(label, "was finished")
 
-    def start(self, job: Hashable, label: str) -> None:
-        """Starts the next run of a job."""
+    def start(self, job: Hashable, label: str, steps: int) -> None:
+        """Starts a run."""
         with self.lock:
+            self._take(job, steps)
             later = any(run.job == job for run in self.runs.values())
-            self.runs[label] = Run(job, self.planned[job].pop(0), self.clock(), later)
+            self.runs[label] = Run(job, steps, self.clock(), later)
 
     def report(self, progress: metrics.Progress) -> None:
         """Shows how far a run is."""
@@ -124,7 +126,7 @@ class RunTable(contextlib.AbstractContextManager):
             metrics.log(progress)
 
     def finish(self, label: str) -> None:
-        """Ends a run that was trained and evaluated."""
+        """Ends a run that was trained and evaluated, or failed."""
         with self.lock:
             self.runs[label].end = self.clock()
             self.finished += 1
@@ -193,12 +195,12 @@ class Reporter:
     """Reports the steps of a training loop that keeps no metrics.
 
     Args:
-      report: called with the progress.
       label: of the run.
+      report: called with the progress.
     """
 
-    def __init__(self, report: Callable[[metrics.Progress], None], label: str):
-        self.send, self.label = report, label
+    def __init__(self, label: str, report: Callable[[metrics.Progress], None]):
+        self.label, self.send = label, report
         self.first = self.last = time.monotonic(), 0
 
     def __call__(self, step: int, steps: int, loss: float, tokens_per_step: int) -> None:

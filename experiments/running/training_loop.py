@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import grain
@@ -17,6 +17,7 @@ from absl import logging
 from jax.sharding import Mesh
 
 from experiments.running import distributed, signals
+from experiments.running.driver import Worker
 from experiments.running.errors import one_line_errors
 from experiments.running.in_flight import InFlight
 from experiments.running.lock import Lock
@@ -27,7 +28,7 @@ from pe_jax.training import data, metrics, paths, sharding, tasks, tokenizer, ut
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
 from pe_jax.training.config import PROTOCOLS, Config
 from pe_jax.training.evaluate import Evaluator, pieces, windows
-from pe_jax.training.metrics import Metrics, Progress
+from pe_jax.training.metrics import Metrics
 from pe_jax.training.optimizer import schedule
 from pe_jax.training.step import State, Trainer
 from pe_jax.validation import ConfigError
@@ -192,9 +193,9 @@ def _is_finished(config: Config, source: Source) -> bool:
 def _train_or_exit(config: Config, source: Source, evaluator: Evaluator, profile: bool) -> State:
     """The state after the last step; exits with 1 on divergence, or with a signal's status."""
     with signals.Stop() as stop:
+        worker = Worker(config.model.encoding, evaluator.trainer.mesh, stop, metrics.log)
         try:
-            label = config.model.encoding
-            state = train(config, source, evaluator, label, stop, profile=profile)
+            state = train(config, source, evaluator, worker, profile=profile)
         except Diverged as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)
@@ -206,18 +207,16 @@ def train(
     config: Config,
     source: Source,
     evaluator: Evaluator,
-    label: str,
-    stop: signals.Stop,
+    worker: Worker,
     params: Any = None,
     *,
-    report: Callable[[Progress], None] = metrics.log,
     profile: bool = False,
 ) -> State:
     """Trains from the last checkpoint, or from the start, to the last step or a signal.
 
     The start is a new model, or the trained `params`, with a new optimizer. A row of metrics has
     the mean loss of the steps since the last row, and every `eval.every` steps the evaluation loss;
-    `report` is called with the progress at each. With `profile` a few steps are traced.
+    the worker hears of the progress at each. With `profile` a few steps are traced.
 
     Data or a checkpoint that cannot be read or written end the program, on one line.
 
@@ -238,11 +237,11 @@ def train(
         distributed.wait_for_all()
         state, rows, done = _resumed(checkpoints, config, source, trainer, state, metadata)
         if done:
-            logging.info("%s continues at step %d", label, done)
+            logging.info("%s continues at step %d", worker.label, done)
         at_peak = _tokens_at_peak(config, trainer)
-        writer = Metrics(folder, config.steps, label, done, at_peak, report)
+        writer = Metrics(folder, config.steps, worker.label, done, at_peak, worker.report)
         stack.enter_context(contextlib.closing(writer)).start(done)
-        if stop.due():  # a signal came while compiling: there is nothing to save
+        if worker.stop.due():  # a signal came while compiling: there is nothing to save
             return state
         profiler = Profiler(folder / "profile", profile, done, config.steps)
         stack.enter_context(contextlib.closing(profiler))
@@ -255,7 +254,7 @@ def train(
             _keep_in_step(state)
             in_flight.add(step_metrics.loss)
             losses.append(step_metrics.loss)
-            stopping = stop.due()  # read once: a signal may come at any moment
+            stopping = worker.stop.due()  # read once: a signal may come at any moment
             due = _due(config, step, stopping)
             if due.row:
                 row = {name: float(value) for name, value in step_metrics._asdict().items()}

@@ -1,5 +1,7 @@
-"""Encodings by their names: `make`, `parse` and `format_encoding`."""
+"""Encodings by their names: `make`, `parse`, `format_encoding`; `Spec` is a string parsed once."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 from pe_jax import spec_strings as specs
@@ -57,6 +59,35 @@ def parse(spec: str) -> tuple[Encoding, ...]:
     except ConfigError as error:
         named = str(error).startswith("encoding ")
         raise ConfigError(str(error) if named else f"encoding {shown(spec)}: {error}") from error
+
+
+class Spec(str):
+    """A pattern of encodings as it was written, and its `layers`, which are parsed at most once.
+
+    Configs have it where flags and files have strings. Equal to its string, and saved as one.
+    """
+
+    def __new__(cls, text: str) -> "Spec":
+        return text if isinstance(text, Spec) else super().__new__(cls, text)
+
+    @functools.cached_property
+    def layers(self) -> tuple[Encoding, ...]:
+        """What `parse` returns for it, or raises."""
+        return parse(self)
+
+    @classmethod
+    def of(cls, layers: Sequence[Encoding]) -> "Spec":
+        """The spec that reads as these layers; nothing is parsed."""
+        spec = cls(",".join(map(format_encoding, layers)))
+        spec.__dict__["layers"] = tuple(layers)
+        return spec
+
+    def filled(self, **values: Any) -> "Spec":
+        """The spec with values in place of `{names}`; itself if it has none of them."""
+        text = str(self)
+        for name, value in values.items():
+            text = text.replace(f"{{{name}}}", str(value))
+        return self if text == self else Spec(text)
 
 
 def _layer(layer: specs.Layer, spec: str) -> Encoding:

@@ -8,8 +8,8 @@ import dataclasses
 import jax.numpy as jnp
 
 from pe_jax.config_fields import bool_field, check_fields, choice_field, int_field, ranged
-from pe_jax.encodings import parse
 from pe_jax.encodings.base import Dims, Encoding
+from pe_jax.encodings.registry import Spec
 from pe_jax.encodings.windowed import Windowed, without_window
 from pe_jax.engines import checks
 from pe_jax.validation import ConfigError, is_real, require
@@ -70,6 +70,10 @@ class ModelConfig:
     remat: bool = bool_field(False)
     attention: str = choice_field("auto", ENGINES)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.encoding, str):  # copies of a config share the Spec
+            object.__setattr__(self, "encoding", Spec(self.encoding))
+
     @property
     def dims(self) -> Dims:
         """The sizes that encodings see."""
@@ -79,7 +83,7 @@ class ModelConfig:
     @property
     def pattern(self) -> tuple[Encoding, ...]:
         """The encodings of layers 0 … P - 1, repeated over the depth, without windows or chunks."""
-        return tuple(map(without_window, parse(self.encoding)))
+        return tuple(map(without_window, Spec(self.encoding).layers))
 
     @property
     def windows(self) -> tuple[Windowed, ...]:
@@ -87,7 +91,7 @@ class ModelConfig:
         default = Windowed(Encoding(), self.window or None, self.sinks)
         return tuple(
             x if isinstance(x, Windowed) else dataclasses.replace(default, encoding=x)
-            for x in parse(self.encoding)
+            for x in Spec(self.encoding).layers
         )
 
     @property

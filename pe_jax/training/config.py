@@ -5,7 +5,7 @@ A file in `configs/` returns one of these from `get_config()`; absl flags overri
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from pe_jax import position_schemes
 from pe_jax.config_fields import (
@@ -151,10 +151,15 @@ class Config:
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
 
-    def check(self) -> None:
-        """Raises ConfigError naming the field, its value and the range it must lie in."""
+    def filled(self) -> Self:
+        """The config with values for what stands in braces in encodings; a sweep may have such."""
+        return self
+
+    def check(self) -> Self:
+        """The filled config; ConfigError names the field, its value and its range."""
         check_fields(self, "")
-        for model in self.models():
+        filled = self.filled()
+        for model in filled.models():
             model.check()
             scheme = position_schemes.choose(self.positions, model.pattern)
             if scheme.bound(self.length) is None:
@@ -178,6 +183,7 @@ class Config:
                 f"eval.every={self.eval.every}: length={self.length} must divide the longest of"
                 f" eval.lengths, {longest}; or pass 0"
             )
+        return filled
 
     def models(self) -> list[ModelConfig]:
         """All models that are trained."""

@@ -287,7 +287,7 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
     ],
 )
 def test_another_comparison_in_the_same_folder_is_refused(compared, fields, words):
-    config = change(chosen(compared[0]), **fields)
+    config = change(chosen(compared[0]), **fields).resolved()
     about = compare.manifest(config, source(config.data), compare.names(config))
     with pytest.raises(ConfigError) as error:
         compare.check_resumable(config, about)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.programs import compare
-from experiments.running import rate_search, sweep_runs
+from experiments.running import driver, rate_search
 from experiments.running import training_loop as program
 from pe_jax.training import corpus, tasks
 from tests.experiments.tiny_comparison import settings
@@ -38,7 +38,7 @@ def test_config_files_that_were_written_before_still_load(tmp_path):
 
 def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(corpus, "PACKAGES", corpus.PACKAGES[:2])
-    config = change(settings(tmp_path), data="embedded")
+    config = change(settings(tmp_path), data="embedded").resolved()
     source = program.open_source(config)
     about = compare.manifest(config, source, compare.names(config))["corpus"]
     assert about["digest"] == source.corpus.digest and about["warning"] == source.corpus.warning
@@ -48,7 +48,7 @@ def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, 
 
 def test_variants_of_a_scheme_have_folders_of_their_own_whatever_else_is_compared(tmp_path):
     def folders(*specs):
-        config = change(settings(tmp_path), encodings=specs, reference="")
+        config = change(settings(tmp_path), encodings=specs, reference="").resolved()
         about = compare.manifest(config, program.open_source(config), compare.names(config))
         return {entry["spec"]: entry["folder"] for entry in about["encodings"]}
 
@@ -81,7 +81,7 @@ def test_a_reference_that_has_no_loss_at_a_declared_length_is_said(
     def reached(*_):
         raise InterruptedError
 
-    monkeypatch.setattr(sweep_runs, "Lock", reached)
+    monkeypatch.setattr(driver, "Lock", reached)
     with pytest.raises(SystemExit):
         compare.main(change(settings(tmp_path), reference=reference))
     said = [line for line in caplog.messages if line.startswith("reference=")]
@@ -93,6 +93,7 @@ def test_a_reference_that_has_no_loss_at_a_declared_length_is_said(
 
 def test_the_first_encoding_is_the_baseline_and_the_reference_by_default(tmp_path):
     config = change(settings(tmp_path), encodings=("rope(base=5e5)", "rope"), reference="")
+    config = config.resolved()
     about = compare.manifest(config, program.open_source(config), compare.names(config))
     assert about["baseline"] == about["reference"] == "rope base 5e5"
     assert about["config"]["reference"] == "rope(base=5e5)"

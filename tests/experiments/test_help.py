@@ -100,8 +100,8 @@ def test_flags_that_repeat_are_several_values_and_a_comma_is_a_pattern(monkeypat
     assert status(start, *given, "--config.baseline=rope*3,nope") is None
     first, second = reached
     assert first.encodings == second.encodings == ("t5", "rope*3,nope")
-    assert (first.baseline, first.reference) == ("", "")  # the file's are not among them
-    assert (second.baseline, second.reference) == ("rope*3,nope", "")
+    assert (first.baseline, first.reference) == ("t5", "t5")  # the file's are not among them
+    assert (second.baseline, second.reference) == ("rope*3,nope", "t5")
 
 
 def test_a_lone_pattern_is_said_to_be_one_encoding(monkeypatch, tmp_path, caplog):

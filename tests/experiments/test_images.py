@@ -227,14 +227,14 @@ def test_a_table_is_not_defined_on_a_larger_image_unless_it_is_resized(compared)
 
 
 def test_a_run_that_diverged_is_words_not_a_number(compared):
-    config = settings(compared[0])
+    config = settings(compared[0]).resolved()
     rates = {"learning_rate": 0.01, "encoding_rate": 1.0}
     bad = {0: {"status": "diverged", "step": 2, **rates}}
     good = {
         0: {"status": "ok", **rates, "accuracy": {"index": dict.fromkeys(map(str, range(3)), 0.5)}}
     }
     good[0]["accuracy"]["index"] = {view.name: 0.5 for view in program.views(config)}
-    learned = (config.entries()[1][0], "index")
+    learned = (config.entries[1][0], "index")
     good[0]["accuracy"]["resized"] = good[0]["accuracy"]["index"]
     entries = program.collect(config, {("nope", "index"): bad, learned: good})
     cells = [[images_report.cell(e, view) for view in program.views(config)] for e in entries]
@@ -359,7 +359,8 @@ def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path, capsys)
 )
 def test_a_configuration_that_cannot_be_names_the_field_and_the_fix(tmp_path, fields, words):
     if not words:
-        return settings(tmp_path, **fields).check()
+        settings(tmp_path, **fields).check()
+        return
     with pytest.raises(ValueError) as info:
         settings(tmp_path, **fields).check()
     assert words in str(info.value) and "\n" not in str(info.value)

@@ -4,14 +4,13 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import pytest
 
 from experiments.programs import compare
-from experiments.running import parallel_runs, signals
+from experiments.running import devices, driver, signals
 from pe_jax.training import sharding
 from pe_jax.validation import ConfigError
 from tests.experiments.tiny_comparison import settings
@@ -36,7 +35,7 @@ def test_after_the_first_error_no_job_begins():
             time.sleep(0.05)  # one may have begun before the error was seen
 
     with pytest.raises(ValueError, match="job 1"):
-        parallel_runs.run_in_parallel(run, range(50), ["a", "b"], stop := signals.Stop())
+        driver.run_in_parallel(run, range(50), ["a", "b"], stop := signals.Stop())
     assert {0, 1} <= {*begun} and len(begun) < 10
     assert stop.signal == signal.SIGTERM  # which those under way look at
 
@@ -53,23 +52,22 @@ def test_a_signal_that_another_thread_receives_is_handled_within_seconds():
                 time.sleep(0.01)
             return time.monotonic() < until
 
-        assert parallel_runs.run_in_parallel(run, ["job"], ["a"], stop) == [True]
+        assert driver.run_in_parallel(run, ["job"], ["a"], stop) == [True]
 
 
 def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
     """Which devices each encoding's runs took, without training anything."""
     found = {}
 
-    def train_run(runs, run, label, source):
-        mesh = runs.evaluator(run).trainer.mesh
-        found.setdefault(label.split()[0], []).append(mesh.devices.ravel().tolist())
+    def train_run(runs, run, source, worker):
+        found.setdefault(runs.name, []).append(worker.mesh.devices.ravel().tolist())
         barrier.wait(timeout=30)  # all lanes are busy at the same time
-        compare.save_json(Path(run.workdir) / "evaluation.json", {})
+        return {"status": "ok"}
 
     names = ("nope", "rope", "alibi", "t5")
     given = {"encodings": names, "reference": "rope", "seeds": 1, "workers": 0, **fields}
     config = change(settings(tmp_path), **given)
-    barrier = threading.Barrier(min(len(names), len(parallel_runs.run_meshes(config))))
+    barrier = threading.Barrier(min(len(names), len(devices.run_meshes(config))))
     monkeypatch.setattr(compare.SchemeRuns, "train_run", train_run)
     monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
     monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")
@@ -79,17 +77,17 @@ def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
 
 
 def test_runs_take_one_device_each_side_by_side_or_all_in_turn(tmp_path, monkeypatch, caplog):
-    devices = jax.devices()[:4]
-    monkeypatch.setattr(jax, "devices", lambda: devices)
+    four = jax.devices()[:4]
+    monkeypatch.setattr(jax, "devices", lambda: four)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(4)}, raising=False)
     monkeypatch.setattr(sharding, "make_mesh", MAKE_MESH)  # for `shared_programs` has one device
     with caplog.at_level("INFO", logger="absl"):
         each = shared(monkeypatch, tmp_path / "one")
-    assert sorted(sum(sum(each.values(), []), []), key=lambda d: d.id) == devices
+    assert sorted(sum(sum(each.values(), []), []), key=lambda d: d.id) == four
     assert "4 runs side by side, each on one of 4 × cpu" in caplog.text
     with caplog.at_level("INFO", logger="absl"):
         turns = shared(monkeypatch, tmp_path / "all", devices="all", mesh={"model": 2})
-    assert set(map(tuple, sum(turns.values(), []))) == {tuple(devices)} and len(turns) == 4
+    assert set(map(tuple, sum(turns.values(), []))) == {tuple(four)} and len(turns) == 4
     assert "Each run takes all of 4 × cpu, one run after the other" in caplog.text
 
 
@@ -104,10 +102,10 @@ def test_on_gpus_a_process_has_one_run_at_a_time(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(sharding, "make_mesh", lambda config, devices: devices)
     config = settings(tmp_path)
     with caplog.at_level("INFO", logger="absl"):
-        assert parallel_runs.run_meshes(change(config, workers=0)) == [[Gpu()]]
+        assert devices.run_meshes(change(config, workers=0)) == [[Gpu()]]
     assert "One of 2 × H200 is used: pass --config.devices=all, or start a process" in caplog.text
     with pytest.raises(ConfigError, match=r"workers=2: .* \(CUDA_VISIBLE_DEVICES\)"):
-        parallel_runs.run_meshes(change(config, workers=2))
+        devices.run_meshes(change(config, workers=2))
 
 
 @pytest.mark.parametrize(

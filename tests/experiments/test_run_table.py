@@ -22,7 +22,7 @@ def events(jobs: int, runs: int):
         now = 0.0
         for run in range(runs):
             label, warm = f"job{job} seed{run}", WARM_UP * (run == 0)
-            found.append((now, "start", (job, label)))
+            found.append((now, "start", (job, label, STEPS)))
             for step in (1, *range(20, STEPS + 1, 20)):
                 progress = Progress(label, step, STEPS, 5 - step / 50, 12_345.0, 0.4, None)
                 found.append((now + warm + step * STEP, "report", (progress,)))
@@ -96,9 +96,9 @@ def test_elsewhere_reports_are_lines(monkeypatch):
 
 def test_runs_that_were_finished_before_count_as_finished(monkeypatch):
     table = RunTable({"a": [10, 10]}, 1, terminal())
-    table.skip("a", "a seed0")
+    table.skip("a", "a seed0", 10)
     assert table.finished == 1 and table.planned == {"a": [10]} and table.seconds_left() is None
-    table.start("a", "rope(scaling=longrope(short_factor=[1, 1])) seed1")
+    table.start("a", "rope(scaling=longrope(short_factor=[1, 1])) seed1", 10)
     (shown,) = table.table().columns[0].cells
     assert str(shown).endswith("[1, 1])) seed1")
 
@@ -107,7 +107,7 @@ def test_runs_that_were_finished_before_count_as_finished(monkeypatch):
 def test_a_loop_without_metrics_reports_its_speed_and_time_left(monkeypatch, steps, left):
     found, now = [], [0.0]
     monkeypatch.setattr(run_table.time, "monotonic", lambda: now[0])
-    report = run_table.Reporter(found.append, "x")
+    report = run_table.Reporter("x", found.append)
     for step in steps:
         now[0] = 7 + step / 100
         report(step, 25, 1.0, 3)

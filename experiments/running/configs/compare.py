@@ -1,17 +1,18 @@
 """The config of `experiments.compare`, checked before anything compiles."""
 
 import dataclasses
+from typing import Self
 
 from experiments.running.configs.sweep import Sweep, check_seeds, choices_field
-from experiments.running.references import with_references
 from pe_jax.config_fields import ascending, choice_field, int_field, ranged, real_field
+from pe_jax.encodings.registry import Spec
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import PROTOCOLS, Config
 from pe_jax.validation import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
-class CompareConfig(Config, Sweep):
+class CompareConfig(Sweep, Config):
     """A comparison: every encoding with every seed, and one report.
 
     Attributes:
@@ -70,14 +71,12 @@ class CompareConfig(Config, Sweep):
         lambda v: ascending(v, 32),
     )
 
-    def check(self) -> None:
+    def check(self) -> Self:
         """Checks every model as `Config.check` does, and that both questions can be answered."""
-        super().check()
+        filled = super().check()
         check_seeds(self)
-        specs = self.specs()
-        if len(set(specs)) < len(specs):
+        if len({*filled.encodings}) < len(self.encodings):
             raise ConfigError(f"encodings={self.encodings}: name each once")
-        with_references(self, specs)
         on_text = not self.data.startswith("synthetic:")
         if self.length not in self.eval.lengths:
             raise ConfigError(
@@ -99,11 +98,12 @@ class CompareConfig(Config, Sweep):
         if self.timing_lengths and self.mesh.seq != 1:
             fix = "decoding takes no mesh.seq; leave it ()"
             raise ConfigError(f"timing_lengths={self.timing_lengths}: {fix}")
+        return filled.resolved()
 
     def models(self) -> list[ModelConfig]:
         """One model per encoding."""
-        return [dataclasses.replace(self.model, encoding=spec) for spec in self.specs()]
+        return [dataclasses.replace(self.model, encoding=spec) for spec in self.encodings]
 
-    def specs(self) -> list[str]:
-        """The encodings with the training length filled in."""
-        return [spec.replace("{length}", str(self.length)) for spec in self.encodings]
+    def spec(self, text: str) -> Spec:
+        """An encoding, with the training length filled in."""
+        return Spec(text).filled(length=self.length)

@@ -1,9 +1,9 @@
 """The config of `experiments.extend`, checked before anything compiles."""
 
 import dataclasses
+from typing import Self
 
 from experiments.running.configs.sweep import Sweep
-from experiments.running.references import with_references
 from pe_jax.config_fields import check_fields, choice_field, int_field, ranged, real_field
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 from pe_jax.validation import ConfigError
@@ -81,8 +81,8 @@ class ExtendConfig(Sweep):
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
 
-    def check(self) -> None:
-        """Raises ConfigError naming the field, its value and the range it must lie in."""
+    def check(self) -> Self:
+        """The resolved config; ConfigError names the field, its value and its range."""
         check_fields(self, "")
         if self.steps:
             self.optimizer.check(self.steps)
@@ -93,4 +93,4 @@ class ExtendConfig(Sweep):
         if self.trained and self.steps:
             fix = "other encodings are evaluated without a fine-tune; pass steps=0"
             raise ConfigError(f"trained={self.trained!r}, steps={self.steps}: {fix}")
-        with_references(self, self.encodings)
+        return self.resolved()

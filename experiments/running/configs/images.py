@@ -1,11 +1,13 @@
 """The config of `experiments.images`, checked before anything compiles."""
 
 import dataclasses
+import functools
 import re
+from typing import Self
 
 from experiments.running.configs.sweep import TrialsConfig
-from experiments.running.references import with_references
 from pe_jax.config_fields import ascending, choice_field, int_field, ranged
+from pe_jax.encodings.registry import Spec
 from pe_jax.training import digits, images
 from pe_jax.validation import ConfigError
 
@@ -60,9 +62,9 @@ class ImagesConfig(TrialsConfig):
     patch: int = int_field(4, 1)
     test: int = int_field(1024, 1)
 
-    def check(self) -> None:
+    def check(self) -> Self:
         """Checks every model as well."""
-        super().check()
+        filled = super().check().resolved()
         if self.model.causal:
             raise ConfigError("model.causal=True: pass False, every patch sees all others")
         least = IMAGES[self.images].MIN_SIDE
@@ -71,7 +73,7 @@ class ImagesConfig(TrialsConfig):
             raise ConfigError(f"sides={self.sides}: {what} pixels")
         if any(side % self.patch for side in self.sides):
             raise ConfigError(f"sides={self.sides}: must be multiples of patch={self.patch}")
-        for spec, convention in self.entries():
+        for spec, convention in filled.entries:
             if convention not in CONVENTIONS:
                 raise ConfigError(f"encodings: {spec}@{convention}: choose one of {CONVENTIONS}")
             model = dataclasses.replace(self.model, encoding=spec)
@@ -85,14 +87,17 @@ class ImagesConfig(TrialsConfig):
                         f"encodings: {spec}@{convention}: an image has two axes; normalized and"
                         " resized positions are real numbers, which not every encoding takes"
                     )
-        if len(set(self.entries())) < len(self.encodings):
+        if len({*filled.entries}) < len(self.encodings):
             raise ConfigError(f"encodings={self.encodings}: name each once")
-        with_references(self, self.encodings)
+        return filled
 
-    def entries(self) -> list[tuple[str, str]]:
-        """(encoding, convention of its positions), with the training size filled in."""
-        side = str(self.sides[0] // self.patch)
-        filled = (entry.replace("{side}", side) for entry in self.encodings)
+    def spec(self, text: str) -> Spec:
+        """An encoding and its convention, with the patches along a training image's side."""
+        return Spec(text).filled(side=self.sides[0] // self.patch)
+
+    @functools.cached_property
+    def entries(self) -> list[tuple[Spec, str]]:
+        """(encoding, convention of its positions)."""
         # a suffix without `=`: `@window=49` is the setting of a layer
-        split = [re.fullmatch(r"(.*?)(?:@(\w+))?", entry, re.DOTALL) for entry in filled]
-        return [(match[1], match[2] or "index") for match in split if match]
+        split = [re.fullmatch(r"(.*?)(?:@(\w+))?", x, re.DOTALL) for x in self.encodings]
+        return [(Spec(match[1]), match[2] or "index") for match in split if match]

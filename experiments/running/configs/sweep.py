@@ -1,8 +1,10 @@
 """What configs of programs that train many models have in common."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Container
+from typing import Any, Self
 
+from experiments.running.run_names import find, short_names
 from pe_jax.config_fields import (
     check_fields,
     choice_field,
@@ -10,24 +12,74 @@ from pe_jax.config_fields import (
     ranged,
     seed_field,
 )
+from pe_jax.encodings.registry import Spec
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import MeshConfig, OptimizerConfig
 from pe_jax.validation import ConfigError
 
+REFERENCES = ("baseline", "reference")  # fields that name one of the encodings; the first if empty
+
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """How the runs of a sweep share the devices.
+    """Several encodings, and how their runs share the devices.
 
     Attributes:
+      encodings: each an encoding, a sum or a pattern over layers.
       devices: "one" device per run, runs in parallel; or "all" devices for each run, by the mesh.
       workers: encodings in parallel; 0 is one per CPU core or TPU core, and one on a GPU.
       mesh: the devices.
     """
 
+    encodings: tuple[str, ...] = ranged(("rope",), "at least one encoding", lambda v: len(v) > 0)
     devices: str = choice_field("one", ("one", "all"))
     workers: int = int_field(0, 0)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+
+    def spec(self, text: str) -> Spec:
+        """One of the encodings, with values for what stands in braces."""
+        return Spec(text)
+
+    def filled(self) -> Self:
+        """The config with values for what stands in braces in encodings; itself if it has them."""
+        specs: Any = tuple(map(self.spec, self.encodings))
+        same = all(new is old for new, old in zip(specs, self.encodings, strict=True))
+        return self if same else dataclasses.replace(self, encodings=specs)
+
+    def resolved(self) -> Self:
+        """The filled config, with the encodings that its references name.
+
+        Raises:
+          ConfigError: one of them names none of the encodings.
+        """
+        config = self.filled()
+        references: Any = {
+            name: find(name, self.spec(getattr(self, name)), config.encodings)
+            for name in REFERENCES
+            if hasattr(self, name)
+        }
+        same = all(getattr(config, name) == spec for name, spec in references.items())
+        return config if same else dataclasses.replace(config, **references)
+
+    def with_encodings(self, chosen: Container[str], **fields: tuple) -> Self:
+        """The config with values of fields that are tuples.
+
+        Where encodings are among them, a baseline or reference that names none of these becomes the
+        first, unless it was `chosen` on the command line too.
+        """
+        changed: Any = dataclasses.replace(self, **fields)
+        if "encodings" not in fields:
+            return changed
+        specs = [changed.spec(text) for text in changed.encodings]
+        known = {*specs, *short_names(specs).values()}
+        lost = [
+            name
+            for name in REFERENCES
+            if hasattr(changed, name)
+            and name not in chosen
+            and changed.spec(getattr(changed, name)) not in known
+        ]
+        return dataclasses.replace(changed, **dict.fromkeys(lost, ""))
 
 
 def choices_field(high: float) -> tuple[float, ...]:
@@ -83,8 +135,9 @@ class TrialsConfig(Sweep):
     model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
-    def check(self) -> None:
-        """Raises ConfigError naming the field, its value and the range it must lie in."""
+    def check(self) -> Self:
+        """The filled config; ConfigError names the field, its value and its range."""
         check_fields(self, "")
         check_seeds(self)
         self.optimizer.check(self.steps)
+        return self.filled()

@@ -1,9 +1,9 @@
 """The config of `experiments.tasks`, checked before anything compiles."""
 
 import dataclasses
+from typing import Self
 
 from experiments.running.configs.sweep import TrialsConfig
-from experiments.running.references import with_references
 from pe_jax import position_schemes
 from pe_jax.config_fields import ascending, choice_field, different, int_field, ranged
 from pe_jax.training import tasks
@@ -70,9 +70,9 @@ class TasksConfig(TrialsConfig):
     )
     log_every: int = int_field(250, 1)
 
-    def check(self) -> None:
+    def check(self) -> Self:
         """Checks every model and task as well."""
-        super().check()
+        filled = super().check()
         for name in self.tasks:
             if name not in tasks.TASKS:
                 near = nearest(name, tasks.TASKS)
@@ -90,7 +90,7 @@ class TasksConfig(TrialsConfig):
             if not any(map(task.defined, self.lengths)):
                 limit = f"{task.short} has no question of more than {task.longest} symbols"
                 raise ConfigError(f"lengths={self.lengths}: {limit}; shorten length and lengths")
-        for spec, positions in self.entries():
+        for spec, positions in filled.entries():
             model = dataclasses.replace(self.model, encoding=spec)
             model.check()
             scheme = position_schemes.choose(positions, model.pattern)
@@ -103,8 +103,7 @@ class TasksConfig(TrialsConfig):
                         f"length={self.length}: a row of {task.short} has {width} tokens, more than"
                         f" {spec!r} or positions={positions!r} defines; shorten it, or raise those"
                     )
-
-        with_references(self, self.encodings)
+        return filled.resolved()
 
     def entries(self) -> list[tuple[str, str]]:
         """(encoding, positions) pairs, without duplicates: positions do not matter to NoPE."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from experiments.running import trained_run
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension.methods import names
-from experiments.running.sweep_runs import RATES
+from experiments.running.rate_search import RATES
 from pe_jax.encodings import Encoding
 from pe_jax.encodings.rope import RoPE
 from pe_jax.training import manifest

@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.run_names import short_names
-from pe_jax.encodings import Encoding, Sum, parse
+from pe_jax.encodings import Encoding, Sum
 from pe_jax.encodings.base import Dims, abstract_terms, adds_to_input
 from pe_jax.encodings.lerope import LeRoPE
-from pe_jax.encodings.registry import format_encoding
+from pe_jax.encodings.registry import Spec
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.terms import Rotation
 from pe_jax.encodings.windowed import Windowed, without_window
@@ -17,50 +18,26 @@ from pe_jax.training.config import Config
 from pe_jax.validation import ConfigError
 
 
-class Placeholders(NamedTuple):
-    """Values of the names in braces in the encodings of a config, for one layer's RoPE.
-
-    Attributes:
-      factor: the target length over the trained length.
-      length: the trained length.
-      window: half of the trained length.
-      group: the least group with which Self-Extend, with that window, reaches the target.
-      chunk: three quarters of the trained length, dual chunk attention's chunk size.
-      local: a sixteenth of it, at least 1, its local size.
-      ones: one 1.0 per frequency.
-      searched: the factors of LongRoPE's search; ones before it.
-    """
-
-    factor: float
-    length: int
-    window: int
-    group: int
-    chunk: int
-    local: int
-    ones: tuple[float, ...]
-    searched: tuple[float, ...]
-
-    @classmethod
-    def of(
-        cls, rope: RoPE, config: ExtendConfig, base: Config, searched: tuple[float, ...] | None
-    ) -> "Placeholders":
-        """The values for a layer of a trained run."""
-        window = max(base.length // 2, 1)
-        beyond_window = config.factor * base.length - window
-        group = math.ceil(beyond_window / max(base.length - window, 1))
-        ones = (1.0,) * rope.frequencies(base.model.dims.head_dim).size
-        chunk, local = max(base.length * 3 // 4, 2), max(base.length // 16, 1)
-        sizes = config.factor, base.length, window, group, chunk, local
-        return cls(*sizes, ones, searched or ones)
-
-    def fill(self, spec: str) -> str:
-        """The spec with the values filled in."""
-        for name, value in self._asdict().items():
-            spec = spec.replace(f"{{{name}}}", repr(value))
-        return spec
+def placeholders(
+    rope: RoPE, config: ExtendConfig, base: Config, searched: Sequence[float] | None
+) -> dict[str, Any]:
+    """The values of the names in braces that `ExtendConfig` lists, for one layer of a run."""
+    window = max(base.length // 2, 1)
+    beyond_window = config.factor * base.length - window
+    ones = (1.0,) * rope.frequencies(base.model.dims.head_dim).size
+    return {
+        "factor": config.factor,
+        "length": base.length,
+        "window": window,
+        "group": math.ceil(beyond_window / max(base.length - window, 1)),
+        "chunk": max(base.length * 3 // 4, 2),
+        "local": max(base.length // 16, 1),
+        "ones": ones,
+        "searched": searched or ones,
+    }
 
 
-def replacement(spec: str, rope: RoPE, placeholders: Placeholders, dims: Dims) -> Encoding:
+def replacement(spec: Spec, rope: RoPE, dims: Dims) -> Encoding:
     """The encoding instead of `rope`: fields that the spec leaves at their defaults are its.
 
     It is `Windowed` where the spec has a window or chunks.
@@ -68,8 +45,7 @@ def replacement(spec: str, rope: RoPE, placeholders: Placeholders, dims: Dims) -
     Raises:
       ConfigError: the spec cannot be read, or adds anything but rotations.
     """
-    spec = placeholders.fill(spec)
-    layer, *more = parse(spec)
+    layer, *more = spec.layers
     encoding = without_window(layer)
     rotates = all(isinstance(term, Rotation) for term in abstract_terms(encoding, dims))
     if more or not rotates or adds_to_input(encoding, dims):
@@ -106,13 +82,13 @@ def parts_of(encoding: Encoding) -> tuple[Encoding, ...]:
 
 def drops_rope(pattern: str) -> bool:
     """Whether no layer has RoPE any more: DroPE (Gelberg et al., arXiv 2512.12167)."""
-    parts = [part for layer in parse(pattern) for part in parts_of(without_window(layer))]
+    parts = [part for layer in Spec(pattern).layers for part in parts_of(without_window(layer))]
     return not any(isinstance(part, RoPE) for part in parts)
 
 
 def extended(
-    spec: str, config: ExtendConfig, base: Config, searched: tuple[float, ...] | None = None
-) -> str:
+    spec: str, config: ExtendConfig, base: Config, searched: Sequence[float] | None = None
+) -> Spec:
     """The run's encodings, all layers, with the method instead of each RoPE.
 
     A layer keeps its window or chunks, unless the method has its own.
@@ -122,10 +98,10 @@ def extended(
         rope = without_window(layer)
         if not isinstance(rope, RoPE):
             return layer
-        values = Placeholders.of(rope, config, base, searched)
-        return _in_layer(layer, replacement(spec, rope, values, base.model.dims))
+        filled = Spec(spec).filled(**placeholders(rope, config, base, searched))
+        return _in_layer(layer, replacement(filled, rope, base.model.dims))
 
-    return ",".join(format_encoding(extend(layer)) for layer in parse(base.model.encoding))
+    return Spec.of([extend(layer) for layer in Spec(base.model.encoding).layers])
 
 
 def names(config: ExtendConfig) -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,13 @@ import jax.numpy as jnp
 from absl import logging
 from jax.sharding import Mesh
 
-from experiments.running import signals, trained_run
+from experiments.running import trained_run
 from experiments.running.configs.extend import ExtendConfig
+from experiments.running.driver import Run, Runs, Work, Worker
 from experiments.running.extension import longrope_search
 from experiments.running.extension.bases import Base
 from experiments.running.extension.methods import drops_rope, names
-from experiments.running.provenance import environment, save_json
 from experiments.running.run_names import folder
-from experiments.running.sweep_runs import Job
 from experiments.running.training_loop import Diverged, Source, batches, evaluate, prepare, train
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling.longrope import LongRoPE
@@ -81,7 +78,7 @@ class Methods:
 
     Attributes:
       others: name → runs of another encoding.
-      parts: "plain", and "tuned" if there is a fine-tune.
+      parts: "plain", and "tuned" if there is a fine-tune; with the steps of each.
     """
 
     def __init__(
@@ -94,99 +91,100 @@ class Methods:
     ):
         self.config, self.bases, self.others, self.source = config, bases, others, source
         self.passkeys = passkeys
-        self.parts = ("plain", "tuned") if config.steps else ("plain",)
+        self.parts = {"plain": 0} | ({"tuned": config.steps} if config.steps else {})
 
-    def searched_factors(self, mesh: Mesh) -> tuple[float, ...]:
-        """LongRoPE's factors, searched once on the first run; exits if a signal comes.
+    def search(self) -> Work:
+        """LongRoPE's factors, searched once on the first run.
 
         All results in a workdir share them, also after runs are added.
         """
-        path = Path(self.config.workdir) / "factors.json"
-        if not path.exists():
-            with signals.Stop() as stop:
-                tried = self._search(mesh, path.parent, stop)
-            stop.leave()
-            loss, best = tried[0]
-            save_json(path, {"factors": best, "loss": loss, "tried": tried})
-        return tuple(json.loads(path.read_text())["factors"])
 
-    def _search(
-        self, mesh: Mesh, folder: Path, stop: signals.Stop
-    ) -> list[tuple[float, list[float]]]:
-        """(loss, factors) of all lists that were tried on the first run, the best first."""
+        def runs() -> Runs[dict]:
+            file = Path(self.config.workdir) / "factors.json"
+            return (yield Run("LongRoPE's search", file, 0, self._search))
+
+        return Work("factors", [0], runs())
+
+    def _search(self, worker: Worker) -> dict | None:
+        """The best factors and their loss, and those of all lists that were tried."""
         logging.info("Searching LongRoPE's factors: about %d lists", self.config.search)
         base, factor = self.bases[0], self.config.factor
         model, length = base.config.model, base.config.length
         rope = next(e for e in model.pattern if isinstance(e, RoPE))
-        run = longer(self.config, base, model.encoding, folder)
-        trainer = prepare(run, mesh)
-        batch = trainer.put(next(batches(run, self.source, mesh)))
+        run = longer(self.config, base, model.encoding, Path(self.config.workdir))
+        trainer = prepare(run, worker.mesh)
+        batch = trainer.put(next(batches(run, self.source, worker.mesh)))
         params = trained_run.restore(base.folder, trainer).params
         gain = LongRoPE((1.0,), (1.0,), length, factor=factor).attention_factor
         loss = longrope_search.losses(trainer, gain)
-        return longrope_search.search(
+        tried = longrope_search.search(
             lambda factors: loss(params, jnp.asarray(factors, jnp.float32), batch),
             longrope_search.first(rope, model.dims.head_dim, factor, length),
             factor,
             self.config.search,
-            lambda: stop.signal is None,
+            lambda: worker.stop.signal is None,
         )
+        if worker.stop.signal is not None:
+            return None
+        return {"factors": tried[0][1], "loss": tried[0][0], "tried": tried}
 
-    def run(self, encoding: str, job: Job) -> dict[int, dict]:
-        """The method or other encoding of a job on every run.
+    def work(self, name: str, encoding: str) -> Work:
+        """The method or other encoding of that name on every run."""
+        return Work(name, [*self.parts.values()] * len(self.bases), self._runs(name, encoding))
 
-        Returns:
-          Seed → "plain" and "tuned" → its results.
+    def _runs(self, name: str, encoding: str) -> Runs[dict[int, dict]]:
+        """Runs that come to seed → "plain" and "tuned" → its results.
+
+        Raises:
+          ConfigError: saved results are another encoding's.
         """
-        config, name, by_seed = self.config, job.name, {}
+        config, by_seed = self.config, {}
         bases, kind, spec = self.bases, "runs", names(config).get(name, "")
         if name in self.others:  # apart: `nope` is a method too
             bases, kind, spec = self.others[name], "trained", encoding
         first = longer(config, bases[0], encoding, Path(config.workdir))
-        evaluator = functools.cache(lambda: Evaluator(prepare(first, job.mesh), config.eval))
+        evaluator = functools.cache(lambda mesh: Evaluator(prepare(first, mesh), config.eval))
         for base in bases:
-            path = Path(config.workdir, kind, folder(spec), f"seed{base.config.seed}")
-            paths = {part: path / f"{part}.json" for part in self.parts}
-            label, run = f"{name} seed {base.config.seed}", longer(config, base, encoding, path)
-            train = functools.partial(self._run_parts, label, base, run, evaluator, paths, job)
-            if job.run(label, paths.values(), train):
-                by_seed[base.config.seed] = _read_parts(name, encoding, paths)
+            seed, by_part = base.config.seed, {}
+            path = Path(config.workdir, kind, folder(spec), f"seed{seed}")
+            run = longer(config, base, encoding, path)
+            for part, steps in self.parts.items():
+                label = f"{name} seed {seed}" + f" {part}" * (len(self.parts) > 1)
+                evaluate = functools.partial(self._evaluate, base, run, steps, evaluator)
+                by_part[part] = result = yield Run(label, path / f"{part}.json", steps, evaluate)
+                if result.get("encoding", encoding) != encoding:
+                    raise ConfigError(
+                        f"encodings: {name!r} is {encoding!r} here, {result['encoding']!r} in"
+                        f" {path / part}.json; use a new --config.workdir"
+                    )
+            by_seed[seed] = by_part
         return by_seed
 
-    def _run_parts(
+    def _evaluate(
         self,
-        label: str,
         base: Base,
         run: Config,
-        make_evaluator: Callable[[], Evaluator],
-        paths: dict[str, Path],
-        job: Job,
-    ) -> None:
-        """Evaluates a run with a method, and again after the fine-tune, unless a signal came."""
+        steps: int,
+        make_evaluator: Callable[[Mesh], Evaluator],
+        worker: Worker,
+    ) -> dict | None:
+        """Evaluates a run with a method, after the fine-tune if it has steps."""
+        result: dict = {"encoding": run.model.encoding, "status": "ok", "reason": ""}
         if base.diverged:
-            result = {"encoding": run.model.encoding, "status": "diverged"}
-            save_json(paths["plain"], result | {"reason": base.diverged, **environment()})
-            return
-        evaluator = make_evaluator()
+            return {**result, "status": "diverged", "reason": base.diverged}
+        evaluator = make_evaluator(worker.mesh)
         state = self._restored(base, run, evaluator.trainer)
         asked = {n: x if evaluator.defined(n) else None for n, x in self.passkeys.items()}
-        for part, path in paths.items():
-            if job.stop.signal is not None or path.exists():
-                continue
-            begin = time.monotonic()
-            result: dict = {"encoding": run.model.encoding, "status": "ok", "reason": ""}
+        if steps:
             try:
-                if part == "tuned":
-                    arguments = self.source, evaluator, label, job.stop, state.params
-                    state = train(run, *arguments, report=job.table.report)
-                    if job.stop.signal is not None:
-                        return
-                result |= evaluate(evaluator, self.source, state)
-                result["passkeys"] = passkey_accuracy(self.config, evaluator, state.params, asked)
+                state = train(run, self.source, evaluator, worker, state.params)
             except Diverged as error:
-                result |= {"status": "diverged", "reason": str(error)}
-            save_json(path, result | {"seconds": time.monotonic() - begin, **environment()})
-            logging.info("%s: %s after %.0f s", label, part, time.monotonic() - begin)
+                return {**result, "status": "diverged", "reason": str(error)}
+        if worker.stop.signal is not None:
+            return None
+        result |= evaluate(evaluator, self.source, state)
+        result["passkeys"] = passkey_accuracy(self.config, evaluator, state.params, asked)
+        return result
 
     def _restored(self, base: Base, run: Config, trainer: Trainer) -> State:
         """The last state of a trained run; what a method adds to it has its initial values."""
@@ -220,15 +218,3 @@ def passkey_accuracy(config: ExtendConfig, evaluator: Evaluator, params, questio
             tokens = ((correct & target).sum(1) / target.sum(1)).reshape(config.depths, -1).mean(1)
             by_length[str(length)] = {"exact": exact.tolist(), "tokens": tokens.tolist()}
     return by_length
-
-
-def _read_parts(name: str, encoding: str, paths: dict[str, Path]) -> dict[str, dict]:
-    """The results of a run with a method; ConfigError if they are another encoding's."""
-    results = {part: json.loads(path.read_text()) for part, path in paths.items()}
-    for part, result in results.items():
-        if result["encoding"] != encoding:
-            raise ConfigError(
-                f"encodings: {name!r} is {encoding!r} here, {result['encoding']!r} in"
-                f" {paths[part]}; use a new --config.workdir"
-            )
-    return results

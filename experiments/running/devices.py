@@ -2,18 +2,12 @@
 
 import itertools
 import os
-import queue
-import signal
-from collections.abc import Callable, Iterable
-from concurrent import futures
-from typing import Any
 
 import jax
 from absl import logging
 from jax.sharding import Mesh
 
 from experiments.running.configs.sweep import Sweep
-from experiments.running.signals import Stop
 from pe_jax.training import sharding
 from pe_jax.validation import ConfigError
 
@@ -70,39 +64,3 @@ def _cores() -> int:
     """How many cores this process may use, as under taskset, SLURM or in a container's cpuset."""
     allowed = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))  # Linux
     return len(allowed(0))
-
-
-def run_in_parallel(
-    run: Callable[[Any, Mesh], Any], jobs: Iterable[Any], meshes: list[Mesh], stop: Stop
-) -> list:
-    """The results of run(job, mesh), in the order of the jobs; each takes the next free mesh.
-
-    After the first error no job starts and `stop` ends the running ones, as after a signal; then
-    the error is raised.
-    """
-    free: queue.SimpleQueue = queue.SimpleQueue()
-    for mesh in meshes:
-        free.put(mesh)
-
-    def run_job(job: Any) -> Any:
-        mesh = free.get()
-        try:
-            return run(job, mesh)
-        except BaseException:
-            stop.signal = stop.signal or signal.SIGTERM
-            raise
-        finally:
-            free.put(mesh)
-
-    with futures.ThreadPoolExecutor(len(meshes)) as pool:
-        submitted = [pool.submit(run_job, job) for job in jobs]
-        while True:
-            # Only this thread runs handlers, and a signal that came to another does not wake it: so
-            # after SIGSTOP and SIGCONT, as SLURM suspends and resumes.
-            done, pending = futures.wait(submitted, 1.0, futures.FIRST_EXCEPTION)
-            failed = [future for future in done if future.exception() is not None]
-            if failed or not pending:
-                break
-        for future in pending:
-            future.cancel()
-    return [future.result() for future in failed or submitted]

@@ -1,0 +1,148 @@
+"""Trials, short trainings without checkpoints: runs of tasks and images, a JSON file for each."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.running import driver, rate_search
+from experiments.running.configs.sweep import TrialsConfig
+from experiments.running.devices import run_meshes
+from experiments.running.driver import Run, Runs, Work, Worker
+from experiments.running.errors import one_line_errors
+from experiments.running.in_flight import InFlight
+from experiments.running.rate_search import RATES, Pair
+from experiments.running.run_names import folder, rates_name
+from experiments.running.run_table import Reporter
+from pe_jax.training import sharding
+from pe_jax.training.checkpoint import check_same
+from pe_jax.training.step import Trainer
+
+Train = Callable[[Pair, int, Worker], dict | None]  # (rates, seed, …) → result; None if stopped
+
+
+class Trials:
+    """The trials of an entry.
+
+    Attributes:
+      config: of the sweep.
+      folder: of the files.
+      entry: what is trained, its encoding first; saved with each result.
+    """
+
+    def __init__(self, config: TrialsConfig, folder: Path, entry: list[str]):
+        self.config, self.folder, self.entry = config, folder, entry
+        self.pairs = rate_search.grid(config, entry[0])
+
+    def every_seed(self, train: Train, name: str = "") -> Runs[dict[int, dict]]:
+        """Seed → its result, with the rates that the first seed chose.
+
+        Args:
+          train: its result has a `validation_loss`, None if that is not finite.
+          name: of these runs, before their rates and seeds, if the entry has others.
+        """
+        config = self.config
+        first, *others = range(config.seed, config.seed + config.seeds)
+
+        def run(pair: Pair, seed: int) -> Runs[dict]:
+            path = str(Path(name, rates_name(*pair), f"seed{seed}"))
+            label, file = f"{' '.join(self.entry)} {path}", self.folder / f"{path}.json"
+            result = yield Run(label, file, config.steps, functools.partial(train, pair, seed))
+            return {**result, **dict(zip(RATES, pair, strict=True))}
+
+        tried: dict[Pair, dict] = {}
+        losses: dict[Pair, float] = {}
+        while missing := rate_search.untried(self.pairs, losses, config.rate_rounds):
+            for pair in missing:
+                tried[pair] = yield from run(pair, first)
+                loss = tried[pair].get("validation_loss")
+                losses[pair] = math.inf if loss is None else loss
+        used = rate_search.best(losses)
+        by_seed = {first: tried[used]}
+        for seed in others:
+            by_seed[seed] = yield from run(used, seed)
+        return by_seed
+
+    def train(
+        self,
+        trainer: Trainer,
+        draw: Callable[[jax.Array, int], tuple[dict, int]],
+        score: Callable[[Any], dict],
+        pair: Pair,
+        seed: int,
+        worker: Worker,
+    ) -> dict | None:
+        """Trains at a pair of rates, and returns the result; None if a signal came.
+
+        Args:
+          trainer: of the entry.
+          draw: (PRNG key of the seed, step from 1 on) → a batch, and its number of tokens.
+          score: parameters → more fields of the result.
+          pair: the learning rate, and the multiple of it for parameters of encodings.
+          seed: of the parameters and the batches.
+          worker: hears of the loss every `log_every` steps and after the last.
+        """
+        config, rates = self.config, dict(zip(RATES, pair, strict=True))
+        state = trainer.init(seed, dataclasses.replace(config.optimizer, **rates))
+        key = jax.random.fold_in(jax.random.key(seed), 1)
+        report = Reporter(worker.label, worker.report)
+        loss, in_flight = math.nan, InFlight()
+        for step in range(1, config.steps + 1):
+            batch, tokens = draw(key, step)
+            state, metrics = trainer.step(state, batch, np.int32(seed))
+            in_flight.add(metrics.loss)
+            if step % config.log_every == 0 or step == config.steps:
+                loss = float(metrics.loss)
+                report(step, config.steps, loss, tokens)
+                if int(state.skipped[0]) > trainer.skips:
+                    return {"entry": self.entry, "status": "diverged", "step": step}
+            if worker.stop.signal is not None:
+                return None
+        return {"entry": self.entry, "status": "ok", "loss": loss, **score(state.params)}
+
+
+@contextlib.contextmanager
+def completed(
+    config: TrialsConfig,
+    binding: tuple[str, ...],
+    entries: Mapping[tuple[str, str], Iterable[str]],
+    run: Callable[[tuple[str, str], Trials], Runs[Any]],
+    searches: int = 1,
+    also: Callable[[dict], dict] = lambda saved: {},
+) -> Iterator[tuple[dict, dict]]:
+    """Locks the workdir and trains missing trials; yields the config as saved, and all results.
+
+    Exits on one line if the config or the workdir is invalid, before anything is written.
+
+    Args:
+      config: of the sweep.
+      binding: fields that must equal those of the workdir's config.
+      entries: what runs in parallel, an encoding first → the parts of its folder's name.
+      run: all runs of an entry.
+      searches: how often it calls `Trials.every_seed`.
+      also: saved config → more fields to save; may raise ConfigError.
+    """
+    workdir = Path(config.workdir)
+    path, now = workdir / "config.json", json.loads(json.dumps(dataclasses.asdict(config)))
+    with one_line_errors():
+        meshes = run_meshes(config)
+        sharding.check_fits(config.model, config.batch, meshes[0])
+        saved = json.loads(path.read_text()) if path.exists() else {}
+        if saved:
+            check_same(saved, now, binding)
+        manifest = now | also(saved)
+    works = []
+    for entry, parts in entries.items():
+        parts = [*parts]
+        trials = Trials(config, workdir / "runs" / folder(*parts), parts)
+        count = searches * (len(trials.pairs) + config.seeds - 1)
+        works.append(Work(entry, [config.steps] * count, run(entry, trials)))
+    with driver.opened(workdir, path.name, manifest, meshes) as runs:
+        yield now, runs.run(works)
