@@ -28,8 +28,8 @@ class SourceLinks(SphinxTransform):
         """Runs once per page, before Sphinx would copy what is linked."""
         root, page = Path(self.env.srcdir), Path(self.env.doc2path(self.env.docname))
         wanted = self.env.__dict__.setdefault("linked_sources", set())
-        kinds = addnodes.download_reference, addnodes.pending_xref
-        for node in [node for kind in kinds for node in self.document.findall(kind)]:
+        links = addnodes.download_reference, addnodes.pending_xref
+        for node in [node for link in links for node in self.document.findall(link)]:
             target = node["reftarget"]
             path = (page.parent / target).resolve()
             leaves = isinstance(node, addnodes.download_reference) or path.is_dir()
@@ -65,7 +65,7 @@ def as_markdown(app: Sphinx, docname: str, source: list[str]) -> None:
     if Path(app.env.doc2path(docname)).suffix == ".ipynb":
         cells = [(x["cell_type"], "".join(x["source"])) for x in json.loads(source[0])["cells"]]
         source[0] = "\n\n".join(
-            x if kind == "markdown" else f"```python\n{x}\n```" for kind, x in cells
+            x if cell_type == "markdown" else f"```python\n{x}\n```" for cell_type, x in cells
         )
 
 
