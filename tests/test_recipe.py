@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import pe_jax
-from experiments.programs import compare
 from experiments.running.configs.compare import CompareConfig
+from experiments.running.run_names import short_names
 from pe_jax.encodings.base import Encoding
 from tests import trainers, util
 from tests.contract import test_decoding, test_engines, test_positions, test_settings, test_terms
@@ -101,4 +101,4 @@ def test_it_is_made_by_its_name_and_compared(recipe):
         pe_jax.make("recentkey")
     config = CompareConfig(encodings=("logbias", "logbias+rope", "rope"), baseline="logbias")
     config.check()
-    assert list(compare.names(config)) == ["logbias", "logbias+rope", "rope"]
+    assert [*short_names(config.encodings).values()] == ["logbias", "logbias+rope", "rope"]

@@ -48,11 +48,6 @@ from pe_jax.validation import ConfigError
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
-def names(config: CompareConfig) -> dict[str, str]:
-    """Short name → spec."""
-    return {name: spec for spec, name in short_names(config.encodings).items()}
-
-
 def checks(config: CompareConfig, spec: str) -> list[Pair]:
     """The (learning rate, encoding rate) pairs to try for a scheme; empty if there is only one."""
     pairs = rate_search.grid(config, spec)
@@ -76,56 +71,21 @@ def run_path(spec: str, seed: int) -> Path:
     return Path("runs", folder(spec), f"seed{seed}")
 
 
-def seeds(config: CompareConfig) -> list[int]:
-    """The seeds of each encoding's runs."""
-    return [config.seed + k for k in range(config.seeds)]
-
-
-def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -> dict:
-    """What the report says about the comparison besides its results."""
-    name = source.corpus.name
-    short = {spec: name for name, spec in encodings.items()}
-    note = "A demonstration: one stated learning rate for all schemes."
-    if config.rates:
-        note = f"The learning rate of each scheme is the best of {len(config.rates)}."
-    if config.encoding_rates:
-        count = len(config.encoding_rates)
-        note += f" Parameters of encodings learn at the best of {count} multiples of it."
+def manifest(config: CompareConfig, source: Source) -> dict:
+    """The config, and beside it what it does not say; `described` has what follows from it."""
     return {
-        "name": results.title(len(encodings), name),
-        "train_length": config.length,
-        "lengths": sorted({config.length, *config.eval.lengths}),
-        "baseline": short[config.baseline],
-        "reference": short[config.reference],
-        "primary": {"protocol": config.protocol, "length": config.eval.lengths[-1]},
-        "secondary": {"protocol": config.protocol, "length": config.length},
-        "smallest_effect": float(config.smallest_effect),
-        "encodings": [
-            {"name": n, "spec": s, "folder": folder(s), "checks": checks(config, s)}
-            for n, s in encodings.items()
-        ],
-        "seeds": seeds(config),
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
-        "dims": dataclasses.asdict(config.model.dims),
         "corpus": {
-            "name": name,
+            "name": source.corpus.name,
             "digest": source.corpus.digest,
             "tokens": source.tokens and source.tokens.digest,
             "describe": source.corpus.describe(),
             "warning": source.corpus.warning,
         },
+        "checks": {spec: checks(config, spec) for spec in config.encodings},
         "versions": versions(PACKAGES),
         **environment(),
         "command": command("experiments.compare"),
-        "steps": config.steps,
-        "batch": config.batch,
-        "learning_rate": config.optimizer.learning_rate,
-        "encoding_rate": config.optimizer.encoding_rate,
-        "rates": [float(rate) for rate in config.rates],
-        "encoding_rates": [float(multiple) for multiple in config.encoding_rates],
-        "rate_steps": config.rate_steps,
-        "rate_rounds": config.rate_rounds,
-        "note": note,
     }
 
 
@@ -174,11 +134,11 @@ def check_questions(config: CompareConfig, source: Source) -> None:
             )
 
 
-def warn_of_reference(about: dict, evaluators: dict[str, Evaluator]) -> None:
+def warn_of_reference(config: CompareConfig, evaluator: Evaluator) -> None:
     """Warns where the reference has no loss, so that no scheme can be compared with it."""
-    name = about["reference"]
-    for length in sorted({about[question]["length"] for question in ("primary", "secondary")}):
-        if not evaluators[name].defined(length):
+    name = short_names(config.encodings)[config.reference]
+    for length in sorted({config.length, config.eval.lengths[-1]}):
+        if not evaluator.defined(length):
             text = "reference=%r is not defined at %d tokens: no verdict there; choose another"
             logging.warning(text, name, length)
 
@@ -208,7 +168,8 @@ class SchemeRuns:
     def work(self) -> Work:
         """All runs; it comes to whether one of them failed."""
         steps = [self.config.rate_steps] * len(self.pairs) * (len(self.pairs) > 1)
-        return Work(self.name, steps + [self._steps(seed) for seed in seeds(self.config)], self())
+        steps += [self._steps(seed) for seed in self.config.every_seed]
+        return Work(self.name, steps, self())
 
     def _is_checked(self, seed: int) -> bool:
         """Whether the check of the best rates is this seed's run: same steps, data, weights."""
@@ -225,7 +186,7 @@ class SchemeRuns:
         source, validation = self.sources
         losses = yield from self._losses_of_rates(validation)
         pair, failed = rate_search.best(losses) if losses else self.pairs[0], False
-        for seed in seeds(self.config):
+        for seed in self.config.every_seed:
             run = self._config(run_path(self.model.encoding, seed), pair, seed=seed)
             if self._is_checked(seed):
                 self._continue_check(pair, run)
@@ -331,18 +292,18 @@ def main(config: CompareConfig, last_look: bool = False) -> None:
     with one_line_errors():
         config = config.resolved()
         meshes = run_meshes(config)
-        encodings = names(config)
         source = open_source(config)
         check_questions(config, source)
         sources = source, validation_source(config, source)
         batches(config, source, meshes[0])  # raises any data error before anything is written
-        about = manifest(config, source, encodings)
+        about = manifest(config, source)
         check_resumable(config, about)
         config = with_vocab(config, source.vocab)
-        models = zip(encodings, config.models(), strict=True)
-        configs = {name: dataclasses.replace(config, model=model) for name, model in models}
+        names = short_names(config.encodings)
+        models = {names[str(model.encoding)]: model for model in config.models()}
+        configs = {n: dataclasses.replace(config, model=model) for n, model in models.items()}
         evaluators = {n: Evaluator(prepare(c, meshes[0]), c.eval) for n, c in configs.items()}
-        warn_of_reference(about, evaluators)
+        warn_of_reference(config, evaluators[names[config.reference]])
         kept = kept_text(config, source) if last_look else None
         about["looks"] = looks(config)
         if kept is not None:
@@ -370,7 +331,7 @@ def kept_text(config: CompareConfig, source: Source) -> np.ndarray:
     """
     if not config.eval.kept:
         raise ConfigError("eval.kept=(): no files were kept for a last look; name them before runs")
-    for path in (run_path(spec, seed) for spec in config.encodings for seed in seeds(config)):
+    for path in (run_path(spec, seed) for spec in config.encodings for seed in config.every_seed):
         if not Path(config.workdir, path, results.EVALUATION).exists():
             raise ConfigError(
                 f"workdir={config.workdir!r}: {path} is not finished; finish it first"
@@ -383,7 +344,7 @@ def look(config: CompareConfig, evaluators: dict[str, Evaluator], text: np.ndarr
     """Evaluates finished runs on the kept files; shows the verdicts, writes the losses."""
     workdir = Path(config.workdir)
     for name, evaluator in evaluators.items():
-        for seed in seeds(config):
+        for seed in config.every_seed:
             path = workdir / run_path(evaluator.trainer.config.encoding, seed)
             saved = json.loads((path / results.EVALUATION).read_text())
             result = {field: saved[field] for field in ("status", "reason", "parameters")}

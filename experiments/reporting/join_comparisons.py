@@ -17,6 +17,7 @@ from typing import Any
 
 from experiments.reporting import results
 from experiments.reporting.results import Results, Scheme
+from experiments.running.configs.compare import title
 from experiments.running.configs.sweep import REFERENCES
 from experiments.running.provenance import command, save_json
 from experiments.running.run_names import short_names
@@ -128,8 +129,8 @@ def joined(parts: Sequence[Results], target: Path) -> dict:
     sources = [m for manifest in manifests for m in (*manifest.get("before", ()), manifest)]
     config = {"workdir": str(target), "encodings": specs, "seed": seeds[0], "seeds": len(seeds)}
     return {
-        **first,
-        "name": results.title(len(encodings), first["corpus"]["name"]),
+        **{field: value for field, value in first.items() if field != "checks"},  # of one part
+        "name": title(len(encodings), first["corpus"]["name"]),
         "encodings": [*encodings.values()],
         **references,
         "seeds": seeds,

@@ -21,7 +21,7 @@ import numpy as np
 from experiments.reporting import statistics
 from experiments.reporting.scheme_styles import Style, styles
 from experiments.running import rate_search
-from experiments.running.configs.compare import CompareConfig
+from experiments.running.configs.compare import CompareConfig, described
 from experiments.running.driver import FAILED
 from experiments.running.rate_search import Pair
 from experiments.running.run_names import rates_name
@@ -319,12 +319,6 @@ def of_runs(
     return Results(Path(), {**about, "seeds": seeds, **manifest}, told_apart(schemes), None)
 
 
-def title(encodings: int, corpus: str) -> str:
-    """The title of a comparison; the embedded corpus is described, for its name says nothing."""
-    text = {"embedded": "the source code of five Python packages"}.get(corpus, corpus)
-    return f"{encodings} positional encodings on {text}"
-
-
 def binding(manifest: dict[str, Any]) -> dict[str, Any]:
     """Configuration and digests of a manifest, with defaults for fields that it lacks."""
     config = dataclasses.asdict(from_json(CompareConfig, manifest["config"]))
@@ -428,7 +422,7 @@ def read(workdir: Path, evaluation: str = EVALUATION) -> Results:
     if not (workdir / "manifest.json").is_file():
         raise ConfigError(f"workdir={str(workdir)!r} holds no manifest.json of a comparison")
     workdir = workdir.resolve()
-    manifest = _json(workdir / "manifest.json")
+    manifest = described(_json(workdir / "manifest.json"))
     for field in REQUIRED:
         if field not in manifest:
             raise ConfigError(f"{workdir / 'manifest.json'}: no field {field!r}")

@@ -316,5 +316,5 @@ def draw_or_explain(results: Results, scheme: Scheme, folder: Path) -> dict[str,
         plotting.write(drawing, folder)
         svg = markupsafe.Markup(plotting.themed(plotting.vector(drawing)))
         return {"svg": svg, "alt": drawing.alt, "caption": caption, "stem": name}
-    except (ValueError, OSError, KeyError, TypeError) as error:
+    except Exception as error:  # the code of an encoding may raise anything
         return {"svg": "", "alt": "", "caption": f"No picture: {error}", "stem": name}

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from experiments.programs import compare
-from experiments.reporting import comparison_report
+from experiments.reporting import comparison_report, results
 from experiments.running import training_loop as program
 from experiments.running.configs.compare import CompareConfig
+from experiments.running.provenance import environment
 from experiments.running.run_names import folder as folder_of
 from pe_jax.training.config import PROTOCOLS, EvalConfig
 from pe_jax.validation import ConfigError
@@ -233,7 +234,11 @@ def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared)
 
 def test_the_manifest_says_what_was_compared(compared):
     folder, _ = compared
-    about = json.loads((folder / "manifest.json").read_text())
+    saved = json.loads((folder / "manifest.json").read_text())
+    assert {*saved} == {"config", "corpus", "checks", "looks", "versions", "command"} | {
+        *environment()
+    }
+    about = results.read(folder).manifest
     specs = {x["name"]: x["spec"] for x in about["encodings"]}
     assert specs == {"nope": "nope", "learned": f"learned(length={tiny.L})"}
     assert about["seeds"] == list(SEEDS) and about["steps"] == STEPS
@@ -288,7 +293,7 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
 )
 def test_another_comparison_in_the_same_folder_is_refused(compared, fields, words):
     config = change(chosen(compared[0]), **fields).resolved()
-    about = compare.manifest(config, source(config.data), compare.names(config))
+    about = compare.manifest(config, source(config.data))
     with pytest.raises(ConfigError) as error:
         compare.check_resumable(config, about)
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)

@@ -9,6 +9,7 @@ import pytest
 from experiments.programs import compare
 from experiments.running import driver, rate_search
 from experiments.running import training_loop as program
+from experiments.running.configs.compare import described
 from pe_jax.training import corpus, tasks
 from tests.experiments.tiny_comparison import settings
 from tests.trainers import OPTIMIZER, change
@@ -40,7 +41,7 @@ def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, 
     monkeypatch.setattr(corpus, "PACKAGES", corpus.PACKAGES[:2])
     config = change(settings(tmp_path), data="embedded").resolved()
     source = program.open_source(config)
-    about = compare.manifest(config, source, compare.names(config))["corpus"]
+    about = compare.manifest(config, source)["corpus"]
     assert about["digest"] == source.corpus.digest and about["warning"] == source.corpus.warning
     assert "not that of the published numbers" in about["warning"]
     assert [x.levelname for x in caplog.records if about["warning"] in x.message] == ["WARNING"]
@@ -49,7 +50,7 @@ def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, 
 def test_variants_of_a_scheme_have_folders_of_their_own_whatever_else_is_compared(tmp_path):
     def folders(*specs):
         config = change(settings(tmp_path), encodings=specs, reference="").resolved()
-        about = compare.manifest(config, program.open_source(config), compare.names(config))
+        about = described(compare.manifest(config, program.open_source(config)))
         return {entry["spec"]: entry["folder"] for entry in about["encodings"]}
 
     several = folders("t5(num_buckets=8)", "t5", "t5+rope", "t5,rope")
@@ -94,7 +95,7 @@ def test_a_reference_that_has_no_loss_at_a_declared_length_is_said(
 def test_the_first_encoding_is_the_baseline_and_the_reference_by_default(tmp_path):
     config = change(settings(tmp_path), encodings=("rope(base=5e5)", "rope"), reference="")
     config = config.resolved()
-    about = compare.manifest(config, program.open_source(config), compare.names(config))
+    about = described(compare.manifest(config, program.open_source(config)))
     assert about["baseline"] == about["reference"] == "rope base 5e5"
     assert about["config"]["reference"] == "rope(base=5e5)"
 
@@ -109,7 +110,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 def test_the_extrapolation_family_is_sound_before_anything_compiles(name, size):
     config = runpy.run_path(str(CONFIGS / f"extrapolation_{name}.py"))["get_config"](*size)
     config.check()
-    assert len(compare.names(config)) >= 5 and len(config.rates) >= 3
+    assert len(config.encodings) >= 5 and len(config.rates) >= 3
     assert config.eval.split == "test" and compare.check_evaluation(config).split == "validation"
     assert config.eval.lengths[0] == config.length and config.eval.lengths[-1] >= 8 * config.length
     assert config.eval.stride <= config.length // 2  # or both protocols are one at that length

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.running import trained_run
+from experiments.running.configs.compare import described
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension.methods import names
 from experiments.running.rate_search import RATES
@@ -51,7 +52,7 @@ def read_runs(config: ExtendConfig) -> tuple[list[Base], dict[str, list[Base]]]:
     where, path = f"trained={config.trained!r}", workdir / "manifest.json"
     if not path.exists():
         raise ConfigError(f"{where} holds no manifest.json; pass a workdir of experiments.compare")
-    comparison = json.loads(path.read_text())
+    comparison = described(json.loads(path.read_text()))
     folders = {
         entry["spec"]: [
             workdir / "runs" / entry["folder"] / f"seed{n}" for n in comparison["seeds"]
