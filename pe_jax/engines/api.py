@@ -229,9 +229,9 @@ def attention(
     )
     q_side = Side(q_x, q_raw, q_states, Tokens(q_at, q_index, q_ids, q_rank))
     k_side = Side(k_x, k_raw, k_states, Tokens(k_at, k_index, k_ids, k_rank))
-    call = dispatch.Call(spec, terms, q_side, k_side, v_x, **arrays, dropout=dropout)
-    engine = dispatch.engine(implementation, layout, call, name)
-    out, lse = engine(*call.operands, **call.options)
+    call = dispatch.Call(spec, terms, q_side, k_side, v_x)
+    options = arrays if dropout is None else arrays | {"dropout": dropout}
+    out, lse = dispatch.engine(implementation, layout, call, name, **options)(*call)
     out, lse = outside.rescale(terms, q_states, out, lse)
     if not contiguous:
         sides = q_side.tokens, k_side.tokens

@@ -50,26 +50,10 @@ class AttentionSpec:
 
 
 class Call(NamedTuple):
-    """What an engine is given: `operands`, and options of which it needs to know those in use.
-
-    `reference` has the shapes.
-    """
+    """The arguments that every engine takes; see `reference` for the shapes."""
 
     spec: AttentionSpec
     terms: tuple
     q: Side
     k: Side
     v: Any
-    mask: Any = None
-    bias: Any = None
-    dropout: Any = None
-
-    @property
-    def operands(self) -> tuple:
-        """The arguments that every engine takes."""
-        return self[:5]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The others, without those that are None."""
-        return {n: x for n, x in zip(self._fields[5:], self[5:], strict=True) if x is not None}

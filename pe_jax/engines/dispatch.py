@@ -41,28 +41,38 @@ FEW_OF_ALL_DISTANCES = 32, TILE
 FEW_OF_KERNELS = 256, TILE  # on GPUs and TPUs: not measured
 
 
-def engine(implementation: Any, layout: Contiguous, call: Call, name: str) -> Callable:
-    """The engine that runs the call, a function of its operands. What is chosen is logged once.
+def engine(
+    implementation: Any, layout: Contiguous, call: Call, name: str, **options: Any
+) -> Callable:
+    """The engine that runs the call, a function of its fields. What is chosen is logged once.
 
     `implementation` is the requested one, or None; `name` is the encoding's, for messages.
+    `options` are those that an engine needs to know only where they are in use: dropout, and of
+    the dense engine an array `mask` and `bias`.
 
     Raises:
       ValueError: the implementation is unknown, needs another device, or cannot run this call.
     """
     if isinstance(layout, BlockPermuted):
-        return functools.partial(ring.attend, layout, _ring(implementation, layout, call, name))
-    choose = functools.partial(_of_whole_rows, implementation, name)
+        begin = _ring(implementation, layout, call, name, **options)
+        return functools.partial(ring.attend, layout, begin)
     if isinstance(layout, RowSharded):
-        return functools.partial(rows.attend, layout, choose)
-    return choose(call)
+
+        def run(*call, **options):
+            return _of_whole_rows(implementation, Call(*call), name, **options)(*call)
+
+        return functools.partial(rows.attend, layout, run, **options)
+    return _of_whole_rows(implementation, call, name, **options)
 
 
-def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
+def _ring(
+    implementation: Any, layout: BlockPermuted, call: Call, name: str, dropout: Any = None
+) -> Callable:
     """The `begin` of a ring: of the requested tiles or kernels, or of those that suit the call."""
     if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
-    if call.dropout is not None or any(term.hides for term in call.terms):
-        kind = "Dropout" if call.dropout is not None else "Mask"
+    if dropout is not None or any(term.hides for term in call.terms):
+        kind = "Dropout" if dropout is not None else "Mask"
         raise ValueError(f"a ring of devices has no {kind}: leave it out (mesh.seq=1)")
     begin = getattr(implementation, "begin", None)
     if isinstance(implementation, Tiled):
@@ -85,7 +95,7 @@ def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> 
     from pe_jax.engines.kernels.tpu import hops
 
     refusal = functools.partial(hops.refusal, ring.partition(layout))
-    reason = _refusal("tpu", call, refusal)
+    reason = _refusal("tpu", call, refusal=refusal)
     if reason is None:
         _log(logging.INFO, f"{name}: a ring of the tpu kernel")
         return hops.Kernels().begin
@@ -95,21 +105,24 @@ def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> 
     return begin
 
 
-def _of_whole_rows(implementation: Any, name: str, call: Call) -> Callable:
-    """The requested engine, or the one that suits the call."""
+def _of_whole_rows(implementation: Any, call: Call, name: str, **options: Any) -> Callable:
+    """The requested engine, or the one that suits the call, with the options."""
+    dropout = options.get("dropout")
     if callable(implementation) and not isinstance(implementation, type):
-        return implementation
-    if implementation is not None:
-        _check(implementation, call, name)
-        return _module(str(implementation)).attend
-    chosen, level, why = _choose(call)
-    _log(level, f"{name}: {why}")
-    return _module(chosen).attend
+        run = implementation
+    elif implementation is not None:
+        _check(implementation, call, name, dropout)
+        run = _module(str(implementation)).attend
+    else:
+        chosen, level, why = _choose(call, dropout, "mask" in options or "bias" in options)
+        _log(level, f"{name}: {why}")
+        run = _module(chosen).attend
+    return functools.partial(run, **options) if options else run
 
 
-def _choose(call: Call) -> tuple[str, int, str]:
+def _choose(call: Call, dropout: Any = None, pair_arrays: bool = False) -> tuple[str, int, str]:
     """The engine that suits the call, and the level and the text of its log message."""
-    if call.mask is not None or call.bias is not None:
+    if pair_arrays:
         return "dense", logging.INFO, "dense, for a mask or a bias of all pairs"
     if _is_small(call):
         return "dense", logging.INFO, "dense, for one query, a short sequence or a symbolic shape"
@@ -120,16 +133,16 @@ def _choose(call: Call) -> tuple[str, int, str]:
         return "tiled", logging.INFO, "tiled"
     several = devices(call.q.x, call.k.x, call.v) > 1
     disagreement = None
-    if stock is not None and not several and call.dropout is None:
+    if stock is not None and not several and dropout is None:
         kernels = _module(stock)
-        if kernels.refusal(*call.operands) is None and kernels.is_faster(*call.operands):
-            disagreement = self_check.disagreement(kernels, *call.operands)
+        if kernels.refusal(*call) is None and kernels.is_faster(*call):
+            disagreement = self_check.disagreement(kernels, *call)
             if disagreement is None:
                 return stock, logging.INFO, f"the {stock} kernel"
     if several:  # under jit XLA would gather a kernel's operands
         reason = "several devices, among which XLA cannot divide a kernel"
     else:
-        reason = _refusal(kernel, call)
+        reason = _refusal(kernel, call, dropout)
     level, note = logging.INFO, ""
     if disagreement:
         level, note = logging.WARNING, f", not {stock}: {disagreement}"
@@ -161,7 +174,7 @@ def _is_small(call: Call) -> bool:
     return queries == 1 or (max(queries, keys) <= tokens and fits)
 
 
-def _check(implementation: Any, call: Call, name: str) -> None:
+def _check(implementation: Any, call: Call, name: str, dropout: Any) -> None:
     """Raises ValueError where the engine of this name is unknown or cannot run the call."""
     argument = f"implementation={implementation!r}"
     if implementation not in IMPLEMENTATIONS:
@@ -171,12 +184,12 @@ def _check(implementation: Any, call: Call, name: str) -> None:
         fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
         raise ValueError(f"{argument}: {fix}")
     if implementation in (*KERNELS.values(), *STOCK.values()):
-        reason = _refusal(implementation, call)
+        reason = _refusal(implementation, call, dropout)
         if reason is not None:
             raise ValueError(f"{argument}: {reason}; pass 'tiled' or None")
 
 
-def _refusal(kernel: str, call: Call, refusal: Any = None) -> str | None:
+def _refusal(kernel: str, call: Call, dropout: Any = None, refusal: Any = None) -> str | None:
     """Why a kernel must not run a call here; None if it may, after a trial on a similar call.
 
     `refusal` is a function of the call that says why the kernel cannot run it; None: its module's.
@@ -186,11 +199,11 @@ def _refusal(kernel: str, call: Call, refusal: Any = None) -> str | None:
         platforms = (*KERNELS.items(), *STOCK.items())
         needs = next(name for name, of_platform in platforms if of_platform == kernel)
         return f"it needs a {needs.upper()}, this is a {platform.upper()}"
-    if call.dropout is not None:
+    if dropout is not None:
         return "Dropout"
     kernels = _module(kernel)
-    reason = (refusal or kernels.refusal)(*call.operands)
-    return reason or self_check.disagreement(kernels, *call.operands)
+    reason = (refusal or kernels.refusal)(*call)
+    return reason or self_check.disagreement(kernels, *call)
 
 
 def _module(name: str) -> Any:

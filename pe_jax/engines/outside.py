@@ -136,7 +136,7 @@ def hide_padding(q_ids: Any, k_ids: Any, mask: Any, q: Any, k: Any, v: Any, x: A
     if mask is not None:
         queries, keys = queries & mask.any((1, 3)), keys & mask.any((1, 2))
 
-    def tokens(are: jax.Array, y: jax.Array, axes: int) -> jax.Array:
+    def tokens(are: Any, y: jax.Array, axes: int) -> jax.Array:
         *batch, count = y.shape[: y.ndim - axes]
         are = jnp.broadcast_to(are, (math.prod(batch), count))
         return jnp.where(are.reshape(*batch, count, *(1,) * axes), y, jnp.zeros((), y.dtype))

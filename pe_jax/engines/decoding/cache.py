@@ -267,15 +267,14 @@ def extend(
     call = _call(spec, terms, rows, tokens, q, rotated, states + no_states)
     if single:
         ring = cache.ring is not None
-        out, lse = one_token.attend(*call.operands, cache.far, (*tables, *no_states), start, ring)
+        out, lse = one_token.attend(*call, cache.far, (*tables, *no_states), start, ring)
     else:
         pairs = (*call.q.x.shape[:3], call.v.shape[2])
         arrays = checks.pair_arrays(mask, None, pairs, implementation, CONTIGUOUS)
         if arrays:  # of rows that it hides, scores are masked, and values have the weight 0
             seen = arrays["mask"].any((1, 2))[:, None, :, None]
-            call = call._replace(v=jnp.where(seen, call.v, jnp.zeros((), call.v.dtype)), **arrays)
-        engine = dispatch.engine(implementation, CONTIGUOUS, call, name)
-        out, lse = engine(*call.operands, **call.options)
+            call = call._replace(v=jnp.where(seen, call.v, jnp.zeros((), call.v.dtype)))
+        out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name, **arrays)(*call)
     out, _ = outside.rescale(terms, call.q.states, out, lse)
     sides = call.q.tokens, call.k.tokens
     (out,) = outside.nan_beyond(encoding.valid_length(), sides, (out,))

@@ -5,25 +5,32 @@ XLA cannot divide a kernel: left to itself it gathers the rows of all devices on
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
-from pe_jax.engines.attention_spec import Call
+from pe_jax.encodings.terms import Side
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded.layout import RowSharded
 
 
 def attend(
-    layout: RowSharded, choose: Callable[[Call], Callable], *operands: Any, **options: Any
-) -> tuple[jax.Array, jax.Array]:
-    """As `reference.attend`: on each device the engine that `choose` has for its own rows.
+    layout: RowSharded,
+    engine: Callable,
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    **options: Dropout,
+):
+    """`engine(spec, terms, q, k, v, **options)` on each device with its own rows.
 
     Raises:
       ValueError: rows that do not divide among the devices.
     """
-    call = Call(*operands, **options)
-    rows, devices = len(call.v), math.prod(layout.mesh.shape[axis] for axis in layout.batch)
+    rows, devices = len(v), math.prod(layout.mesh.shape[axis] for axis in layout.batch)
     if rows % devices:
         raise ValueError(f"{rows} rows: must divide over the mesh axes {layout.batch}={devices}")
 
@@ -33,15 +40,11 @@ def attend(
     def of_term(term):  # masks have arrays of rows, the others of parameters
         return jax.tree.map(partition if term.hides else lambda x: PartitionSpec(), term)
 
-    def run(terms, arrays):
-        own = arrays._replace(spec=call.spec, terms=terms)
-        return choose(own)(*own.operands, **own.options)
-
-    arrays = call._replace(spec=None, terms=None)
+    operands = (q, k, v), options
     return jax.shard_map(
-        run,
+        lambda terms, operands: engine(spec, terms, *operands[0], **operands[1]),
         mesh=layout.mesh,
-        in_specs=(tuple(map(of_term, call.terms)), jax.tree.map(partition, arrays)),
+        in_specs=(tuple(map(of_term, terms)), jax.tree.map(partition, operands)),
         out_specs=PartitionSpec(layout.batch),
         check_vma=False,  # kernels do not say along which axes their results vary
-    )(call.terms, arrays)
+    )(terms, operands)
