@@ -12,11 +12,12 @@ from absl import app, flags
 
 import experiments.compare  # noqa: F401  # defines --last_look
 from experiments.measuring import benchmark_settings
-from experiments.running import distributed, launch
+from experiments.running import launch
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig
 from experiments.running.configs.tasks import TasksConfig
+from experiments.running.process import distributed
 from pe_jax.training.config import Config
 from tools import compile_tpu
 

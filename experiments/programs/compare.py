@@ -19,7 +19,7 @@ from experiments.running import driver, launch, rate_search, trained_run
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.devices import run_meshes
 from experiments.running.driver import Run, Runs, Work, Worker
-from experiments.running.errors import one_line_errors
+from experiments.running.process.errors import one_line_errors
 from experiments.running.provenance import command, environment, save_json, versions
 from experiments.running.rate_search import RATES, Pair
 from experiments.running.run_names import folder, short_names
@@ -114,13 +114,18 @@ def flops_per_token(config: Config, trainer: Trainer) -> float:
     return flops.count(jaxpr, *masked).total / (config.batch * config.length)
 
 
-def check_resumable(config: CompareConfig, now: dict) -> None:
-    """Raises ConfigError if the workdir holds another comparison, naming the difference."""
+def looks(config: CompareConfig, now: dict) -> list[dict]:
+    """The looks at the kept files so far, from the manifest in the workdir.
+
+    Raises:
+      ConfigError: it is another comparison's, naming the difference.
+    """
     path = Path(config.workdir) / "manifest.json"
     if not path.exists():
-        return
+        return []
     saved = json.loads(path.read_text())
     check_same(results.binding(saved), results.binding(now), results.SAME)
+    return saved.get("looks", [])
 
 
 def check_questions(config: CompareConfig, source: Source) -> None:
@@ -183,36 +188,30 @@ class SchemeRuns:
 
     def __call__(self) -> Runs[bool]:
         """The runs, one after the other."""
-        source, validation = self.sources
-        losses = yield from self._losses_of_rates(validation)
-        pair, failed = rate_search.best(losses) if losses else self.pairs[0], False
+        losses, pair, failed = {}, self.pairs[0], False
+        if len(self.pairs) > 1:
+            losses = yield from rate_search.search(self.pairs, self._try, self.config.rate_rounds)
+            pair = rate_search.best(losses)
         for seed in self.config.every_seed:
             run = self._config(run_path(self.model.encoding, seed), pair, seed=seed)
             if self._is_checked(seed):
                 self._continue_check(pair, run)
             label = f"{self.name} seed {seed}"
-            result = yield self._run(run, label, source, self._steps(seed))
+            result = yield self._run(run, label, self.sources[0], self._steps(seed))
             failed |= result.get("status") == "failed"
         for pair in losses:  # nothing continues from their checkpoints any more
             shutil.rmtree(self._check_folder(pair) / "checkpoints", ignore_errors=True)
         return failed
 
-    def _losses_of_rates(self, validation: Source) -> Runs[dict[Pair, float]]:
-        """(learning rate, encoding rate) → loss of a short run; empty if there is one pair."""
-        config, losses = self.config, dict[Pair, float]()
-        if len(self.pairs) == 1:
-            return losses
+    def _try(self, pair: Pair) -> Runs[float]:
+        """The short run at a pair of rates, which comes to its loss."""
+        config, encoding = self.config, folder(self.model.encoding)
         fields: Any = {"steps": config.rate_steps, "eval": check_evaluation(config)}
-        encoding = folder(self.model.encoding)
-        while missing := rate_search.untried(self.pairs, losses, config.rate_rounds):
-            for pair in missing:
-                run = self._config(results.rate_folder(encoding, *pair), pair, **fields)
-                label = f"{self.name} at {pair[0]:g}"
-                label += f" (encoding × {pair[1]:g})" * (pair[1] != 1)
-                yield self._run(run, label, validation, config.rate_steps)
-                check = results.read_check(Path(config.workdir), encoding, pair, config.seed)
-                losses[pair] = results.rate_loss(check, config.length)
-        return losses
+        run = self._config(results.rate_folder(encoding, *pair), pair, **fields)
+        label = f"{self.name} at {pair[0]:g}" + f" (encoding × {pair[1]:g})" * (pair[1] != 1)
+        yield self._run(run, label, self.sources[1], config.rate_steps)
+        check = results.read_check(Path(config.workdir), encoding, pair, config.seed)
+        return results.rate_loss(check, config.length)
 
     def _check_folder(self, pair: Pair) -> Path:
         return Path(self.config.workdir) / results.rate_folder(folder(self.model.encoding), *pair)
@@ -297,7 +296,7 @@ def main(config: CompareConfig, last_look: bool = False) -> None:
         sources = source, validation_source(config, source)
         batches(config, source, meshes[0])  # raises any data error before anything is written
         about = manifest(config, source)
-        check_resumable(config, about)
+        about["looks"] = looks(config, about)
         config = with_vocab(config, source.vocab)
         names = short_names(config.encodings)
         models = {names[str(model.encoding)]: model for model in config.models()}
@@ -305,7 +304,6 @@ def main(config: CompareConfig, last_look: bool = False) -> None:
         evaluators = {n: Evaluator(prepare(c, meshes[0]), c.eval) for n, c in configs.items()}
         warn_of_reference(config, evaluators[names[config.reference]])
         kept = kept_text(config, source) if last_look else None
-        about["looks"] = looks(config)
         if kept is not None:
             about["looks"].append({"command": about["command"], "windows": len(kept)})
     with driver.opened(workdir, "manifest.json", about, meshes) as runs:
@@ -315,12 +313,6 @@ def main(config: CompareConfig, last_look: bool = False) -> None:
         failed = runs.run(sorted(works, key=lambda work: -len(work.steps)))
         measure_speed(config, {n: e for n, e in evaluators.items() if not failed[n]})
         show(workdir)
-
-
-def looks(config: CompareConfig) -> list[dict]:
-    """The looks at the kept files so far, from the manifest."""
-    path = Path(config.workdir) / "manifest.json"
-    return json.loads(path.read_text()).get("looks", []) if path.exists() else []
 
 
 def kept_text(config: CompareConfig, source: Source) -> np.ndarray:

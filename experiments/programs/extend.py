@@ -11,10 +11,10 @@ from experiments.reporting import extension_report, plotting
 from experiments.running import driver, launch
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.devices import run_meshes
-from experiments.running.errors import one_line_errors
 from experiments.running.extension.bases import SHARED, Base, check_comparable, read_runs
 from experiments.running.extension.methods import extended, names
 from experiments.running.extension.runs import Methods, longer, target
+from experiments.running.process.errors import one_line_errors
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.training_loop import Source, batches, open_source
 from pe_jax.encodings.registry import Spec

@@ -213,6 +213,6 @@ def main(config: ImagesConfig) -> None:
             for seed, value in e["accuracy"][view.name].items()
         ]
         plotting.write(figure(config, encodings, rows), workdir)
-    launch.show(table(config, encodings))
-    print(*lines(compared), sep="\n")
-    print(f"Results: {workdir / 'results.json'}, {workdir / 'accuracy.png'}")
+        launch.show(table(config, encodings))
+        print(*lines(compared), sep="\n")
+        print(f"Results: {workdir / 'results.json'}, {workdir / 'accuracy.png'}")

@@ -251,6 +251,6 @@ def main(config: TasksConfig) -> None:
                 "differences": differences,
             },
         )
-    launch.show(tasks_report.table(config, entries))
-    print(*tasks_report.lines(config, differences), sep="\n")
-    print(f"Results: {workdir / 'results.json'}, {workdir / 'tasks.png'}")
+        launch.show(tasks_report.table(config, entries))
+        print(*tasks_report.lines(config, differences), sep="\n")
+        print(f"Results: {workdir / 'results.json'}, {workdir / 'tasks.png'}")

@@ -403,12 +403,12 @@ def _read_checks(workdir: Path, folder: str, manifest: dict, entry: dict) -> dic
     if grid is None:
         grid = [(rate, 1.0) for rate in manifest.get("rates", ())]
 
-    def loss(pair: Pair) -> float:
-        checks[pair] = read_check(workdir, folder, pair, manifest["seeds"][0])
-        return rate_loss(checks[pair], manifest["train_length"])
-
-    if pairs := [(float(rate), float(multiple)) for rate, multiple in grid]:
-        rate_search.search(pairs, loss, manifest.get("rate_rounds", 0))
+    pairs = [(float(rate), float(multiple)) for rate, multiple in grid]
+    losses: rate_search.Losses = {}
+    while missing := rate_search.untried(pairs, losses, manifest.get("rate_rounds", 0)):
+        for pair in missing:
+            checks[pair] = read_check(workdir, folder, pair, manifest["seeds"][0])
+            losses[pair] = rate_loss(checks[pair], manifest["train_length"])
     return checks
 
 

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 from absl import logging
 from jax.sharding import Mesh
 
-from experiments.running import signals
-from experiments.running.errors import one_line_errors
-from experiments.running.lock import Lock
+from experiments.running.process import signals
+from experiments.running.process.errors import one_line_errors
+from experiments.running.process.lock import Lock
 from experiments.running.provenance import environment, save_json
 from experiments.running.run_table import RunTable
 from pe_jax.training.metrics import Progress
@@ -142,7 +142,7 @@ class Driver:
             self.failures.append(f"{run.label}: {reason}")
             result = {"status": "failed", "reason": reason, **environment()}
             save_json(failed, result)
-            table.finish(run.label)
+            table.finish(run.label, "failed")
             return result
         if result is None:
             return None

@@ -18,9 +18,10 @@ from typing import Any, NoReturn
 import rich.console
 from absl import app, flags, logging
 
-from experiments.running import config_files, distributed, help_text, signals
+from experiments.running import config_files, help_text
 from experiments.running.configs.sweep import REFERENCES
-from experiments.running.errors import one_line_errors
+from experiments.running.process import distributed, signals
+from experiments.running.process.errors import one_line_errors
 from pe_jax import config_fields
 from pe_jax.training import paths
 from pe_jax.training.config import Config

@@ -6,18 +6,19 @@ are tried next: for as many rounds as asked, or until the best one is better tha
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import jax
 
-from experiments.running.configs.compare import CompareConfig
-from experiments.running.configs.sweep import TrialsConfig
+from experiments.running.configs.sweep import TrainingSweep
+from experiments.running.driver import Runs
 
 RATES = ("learning_rate", "encoding_rate")  # fields of the optimizer
 Pair = tuple[float, float]  # a learning rate, and the multiple of it for parameters of encodings
+Losses = dict[Pair, float]  # infinite where there is none
 
 
-def grid(config: CompareConfig | TrialsConfig, spec: str) -> list[Pair]:
+def grid(config: TrainingSweep, spec: str) -> list[Pair]:
     """The pairs to try for a scheme: several multiples only for one that has parameters."""
     pattern = dataclasses.replace(config.model, encoding=spec).pattern
     dims = config.model.dims
@@ -30,7 +31,7 @@ def grid(config: CompareConfig | TrialsConfig, spec: str) -> list[Pair]:
     return [(float(rate), float(multiple)) for rate in rates for multiple in multiples]
 
 
-def best(losses: dict[Pair, float]) -> Pair:
+def best(losses: Losses) -> Pair:
     """The pair with the least loss; ties, or all diverged: the least rate, then multiple."""
     return min(losses, key=lambda pair: (losses[pair], *pair))
 
@@ -54,7 +55,7 @@ def _beside(values: list[float], value: float) -> list[float]:
     return [extended[index - 1], extended[index + 1]]
 
 
-def untried(pairs: list[Pair], losses: Mapping[Pair, float], rounds: int) -> list[Pair]:
+def untried(pairs: list[Pair], losses: Losses, rounds: int) -> list[Pair]:
     """The pairs to try next: those of the grid, then in each round the neighbours of the best.
 
     Args:
@@ -63,16 +64,17 @@ def untried(pairs: list[Pair], losses: Mapping[Pair, float], rounds: int) -> lis
       rounds: after the grid.
     """
     wanted = list(pairs)
-    for _ in range(rounds + 1):
+    for _ in range(rounds + 1 if pairs else 0):
         if missing := [pair for pair in wanted if pair not in losses]:
             return missing
         wanted += neighbours(wanted, best({pair: losses[pair] for pair in wanted}))
     return []
 
 
-def search(pairs: list[Pair], loss: Callable[[Pair], float], rounds: int) -> dict[Pair, float]:
-    """The losses of all pairs that are to be tried, in that order."""
-    losses: dict[Pair, float] = {}
+def search(pairs: list[Pair], loss: Callable[[Pair], Runs[float]], rounds: int) -> Runs[Losses]:
+    """The losses of all pairs that are to be tried, in that order, each of a run."""
+    losses: Losses = {}
     while missing := untried(pairs, losses, rounds):
-        losses |= {pair: loss(pair) for pair in missing}
+        for pair in missing:
+            losses[pair] = yield from loss(pair)
     return losses

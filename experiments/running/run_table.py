@@ -125,12 +125,12 @@ class RunTable(contextlib.AbstractContextManager):
         if not self.console.is_terminal:
             metrics.log(progress)
 
-    def finish(self, label: str) -> None:
+    def finish(self, label: str, how: str = "is finished") -> None:
         """Ends a run that was trained and evaluated, or failed."""
         with self.lock:
             self.runs[label].end = self.clock()
             self.finished += 1
-        self._say(label, f"is finished; {self.left()}")
+        self._say(label, f"{how}; {self.left()}")
 
     def _say(self, label: str, what: str) -> None:
         if not self.console.is_terminal:

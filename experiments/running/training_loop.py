@@ -1,5 +1,6 @@
 """One run: opens its data, trains to the last step or a signal, evaluates by length."""
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -16,11 +17,10 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
-from experiments.running import distributed, signals
 from experiments.running.driver import Worker
-from experiments.running.errors import one_line_errors
-from experiments.running.in_flight import InFlight
-from experiments.running.lock import Lock
+from experiments.running.process import distributed, signals
+from experiments.running.process.errors import one_line_errors
+from experiments.running.process.lock import Lock
 from experiments.running.profiler import Profiler
 from experiments.running.provenance import save_json
 from pe_jax import position_schemes
@@ -34,6 +34,7 @@ from pe_jax.training.step import State, Trainer
 from pe_jax.validation import ConfigError
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
+AHEAD = 2  # steps that the host is ahead: one runs, the next is queued, and the device never waits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,23 @@ class Source:
     def vocab(self) -> int:
         """Number of token ids."""
         return (self.tokens or self.corpus).vocab
+
+
+class InFlight:
+    """The last steps that were dispatched; adding one waits until at most `AHEAD` are unfinished.
+
+    JAX returns before a program has run: without a bound the host queues steps until its memory is
+    full, and a signal, a row of metrics or a checkpoint waits for all of them.
+    """
+
+    def __init__(self) -> None:
+        self.results: collections.deque = collections.deque()
+
+    def add(self, result: Any) -> None:
+        """Adds a step by one of its results, an array that no later step donates."""
+        self.results.append(result)
+        if len(self.results) > AHEAD:
+            jax.block_until_ready(self.results.popleft())
 
 
 class Diverged(RuntimeError):

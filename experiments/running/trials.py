@@ -16,11 +16,11 @@ from experiments.running import driver, rate_search
 from experiments.running.configs.sweep import TrialsConfig
 from experiments.running.devices import run_meshes
 from experiments.running.driver import Run, Runs, Work, Worker
-from experiments.running.errors import one_line_errors
-from experiments.running.in_flight import InFlight
+from experiments.running.process.errors import one_line_errors
 from experiments.running.rate_search import RATES, Pair
 from experiments.running.run_names import folder, rates_name
 from experiments.running.run_table import Reporter
+from experiments.running.training_loop import InFlight
 from pe_jax.training import sharding
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.step import Trainer
@@ -49,7 +49,7 @@ class Trials:
           name: of these runs, before their rates and seeds, if the entry has others.
         """
         config = self.config
-        first, *others = range(config.seed, config.seed + config.seeds)
+        first, *others = config.every_seed
 
         def run(pair: Pair, seed: int) -> Runs[dict]:
             path = str(Path(name, rates_name(*pair), f"seed{seed}"))
@@ -58,12 +58,13 @@ class Trials:
             return {**result, **dict(zip(RATES, pair, strict=True))}
 
         tried: dict[Pair, dict] = {}
-        losses: dict[Pair, float] = {}
-        while missing := rate_search.untried(self.pairs, losses, config.rate_rounds):
-            for pair in missing:
-                tried[pair] = yield from run(pair, first)
-                loss = tried[pair].get("validation_loss")
-                losses[pair] = math.inf if loss is None else loss
+
+        def loss(pair: Pair) -> Runs[float]:
+            tried[pair] = yield from run(pair, first)
+            found = tried[pair].get("validation_loss")
+            return math.inf if found is None else found
+
+        losses = yield from rate_search.search(self.pairs, loss, config.rate_rounds)
         used = rate_search.best(losses)
         by_seed = {first: tried[used]}
         for seed in others:

@@ -295,7 +295,7 @@ def test_another_comparison_in_the_same_folder_is_refused(compared, fields, word
     config = change(chosen(compared[0]), **fields).resolved()
     about = compare.manifest(config, source(config.data))
     with pytest.raises(ConfigError) as error:
-        compare.check_resumable(config, about)
+        compare.looks(config, about)
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 

@@ -10,7 +10,8 @@ import jax
 import pytest
 
 from experiments.programs import compare
-from experiments.running import devices, driver, signals
+from experiments.running import devices, driver
+from experiments.running.process import signals
 from pe_jax.training import sharding
 from pe_jax.validation import ConfigError
 from tests.experiments.tiny_comparison import settings

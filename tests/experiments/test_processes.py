@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from configs import train
-from experiments.running import distributed, trainer_process
+from experiments.running import trainer_process
 from experiments.running import training_loop as program
-from experiments.running.errors import one_line_errors
+from experiments.running.process import distributed
+from experiments.running.process.errors import one_line_errors
 from pe_jax import config_fields
 from pe_jax.training import sharding
 from pe_jax.training.config import Config, MeshConfig

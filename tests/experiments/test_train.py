@@ -17,11 +17,12 @@ from flax import nnx
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from experiments import generate
-from experiments.running import in_flight, profiler, signals, trained_run
+from experiments.running import profiler, trained_run
 from experiments.running import training_loop as program
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig
 from experiments.running.configs.tasks import TasksConfig
+from experiments.running.process import signals
 from pe_jax.training import tokenizer, utilization
 from pe_jax.training.config import Config
 from pe_jax.training.step import Trainer
@@ -226,7 +227,7 @@ def test_the_host_is_never_more_than_two_steps_ahead_of_the_device(config, monke
     prepare, slow = program.prepare, []
     monkeypatch.setattr(program, "prepare", lambda *a: slow.append(Slow(prepare(*a))) or slow[-1])
     main(change(config, log_every=100, steps=8), monkeypatch)
-    assert 2 <= max(slow[0].queued) <= in_flight.LIMIT + 1, slow[0].queued  # one is new
+    assert 2 <= max(slow[0].queued) <= program.AHEAD + 1, slow[0].queued  # one is new
 
 
 # 87

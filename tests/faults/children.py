@@ -7,7 +7,7 @@ import time
 
 import jax
 
-from experiments.running import distributed
+from experiments.running.process import distributed
 from pe_jax.training.step import Trainer
 
 

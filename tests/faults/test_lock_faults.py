@@ -15,12 +15,10 @@ import tempfile
 import pytest
 
 from experiments.running import launch
-from experiments.running.lock import NAME, Lock
+from experiments.running.process.lock import NAME, Lock
 
-HOLD = (
-    "import sys, pathlib, experiments.running.lock as lock; lock.Lock(pathlib.Path(sys.argv[1]));"
-)
-HOLD += "print('held', flush=True); sys.stdin.read()"
+HOLD = "import sys, pathlib, experiments.running.process.lock as lock;"
+HOLD += "lock.Lock(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
 
 
 NO_FLOCK = (

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Self
 
-from experiments.running.configs.sweep import REFERENCES, Sweep, check_seeds, choices_field
+from experiments.running.configs.sweep import REFERENCES, TrainingSweep
 from experiments.running.run_names import folder, short_names
 from pe_jax.config_fields import ascending, choice_field, int_field, ranged, real_field
 from pe_jax.encodings.registry import Spec
@@ -13,12 +13,11 @@ from pe_jax.validation import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
-class CompareConfig(Sweep, Config):
+class CompareConfig(TrainingSweep, Config):
     """A comparison: every encoding with every seed, and one report.
 
     Attributes:
       encodings: as `model.encoding` takes them; `{length}` stands for the training length.
-      seeds: how many; run k has seed `seed` + k.
       baseline: the encoding that speed and memory are measured against, by its spec or its short
         name; empty: the first.
       reference: the encoding that losses are compared with, named like the baseline; empty: the
@@ -26,14 +25,8 @@ class CompareConfig(Sweep, Config):
       protocol: of the primary metric, at the longest length, and of the secondary, at `length`.
       smallest_effect: of interest, nats per token: an interval within ± this is "no practical
         difference"; no difference is claimed for a mean within it.
-      rates: peak learning rates to try for every encoding, in short runs, on validation text at the
-        training length; the best is used. Empty: `optimizer.learning_rate` for all.
-      encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
-        each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
-      rate_rounds: rounds that try the neighbours of the best rate outside the grid, so that it lies
-        at no edge.
-      rate_steps: steps of such a run. If they equal `steps`, the first seed's run is the short run
-        with the best rates, evaluated like the others.
+      rate_steps: steps of a short run that tries a rate, on validation text. If they equal `steps`,
+        the first seed's run is the short run with the best rates, evaluated like the others.
       timing_repeats: interleaved rounds of the speed measurement.
       timing_lengths: lengths at which prefill and decoding are timed too, with as many tokens per
         batch as in training.
@@ -56,14 +49,10 @@ class CompareConfig(Sweep, Config):
         "at least one encoding",
         lambda v: len(v) > 0,
     )
-    seeds: int = int_field(3, 1)
     baseline: str = ""
     reference: str = ""
     protocol: str = choice_field(PROTOCOLS[0], PROTOCOLS)
     smallest_effect: float = real_field(0.01, 0, 10)
-    rates: tuple[float, ...] = choices_field(10)
-    encoding_rates: tuple[float, ...] = choices_field(1e4)
-    rate_rounds: int = int_field(0, 0)
     rate_steps: int = int_field(200, 1)
     timing_repeats: int = int_field(7, 5)
     timing_lengths: tuple[int, ...] = ranged(
@@ -75,7 +64,7 @@ class CompareConfig(Sweep, Config):
     def check(self) -> Self:
         """Checks every model as `Config.check` does, and that both questions can be answered."""
         filled = super().check()
-        check_seeds(self)
+        self.check_seeds()
         if len({*filled.encodings}) < len(self.encodings):
             raise ConfigError(f"encodings={self.encodings}: name each once")
         on_text = not self.data.startswith("synthetic:")
@@ -108,11 +97,6 @@ class CompareConfig(Sweep, Config):
     def spec(self, text: str) -> Spec:
         """An encoding, with the training length filled in."""
         return Spec(text).filled(length=self.length)
-
-    @property
-    def every_seed(self) -> list[int]:
-        """The seeds of each encoding's runs."""
-        return [self.seed + k for k in range(self.seeds)]
 
 
 def title(encodings: int, corpus: str) -> str:
@@ -149,7 +133,7 @@ def described(manifest: dict[str, Any]) -> dict[str, Any]:
             {"name": name, "spec": spec, "folder": folder(spec), "checks": manifest["checks"][spec]}
             for spec, name in names.items()
         ],
-        "seeds": config.every_seed,
+        "seeds": [*config.every_seed],
         "dims": dataclasses.asdict(config.model.dims),
         "learning_rate": config.optimizer.learning_rate,
         "encoding_rate": config.optimizer.encoding_rate,

@@ -82,7 +82,7 @@ class Sweep:
         return dataclasses.replace(changed, **dict.fromkeys(lost, ""))
 
 
-def choices_field(high: float) -> tuple[float, ...]:
+def _choices(high: float) -> tuple[float, ...]:
     """A field for different numbers in (0, `high`] to choose from; empty by default."""
     return ranged(
         (),
@@ -91,53 +91,67 @@ def choices_field(high: float) -> tuple[float, ...]:
     )
 
 
-def check_seeds(config: Any) -> None:
-    """Raises ConfigError where the last of a config's seeds is out of range."""
-    most = 2**31 - config.seed
-    if config.seeds > most:
-        raise ConfigError(
-            f"seeds={config.seeds}: at most {most}, as seed={config.seed} is the first"
-        )
+@dataclasses.dataclass(frozen=True)
+class TrainingSweep(Sweep):
+    """Several encodings, each trained with several seeds at the best of several rates.
+
+    Attributes:
+      seed: of the first run.
+      seeds: how many; run k has seed `seed` + k.
+      rates: peak learning rates to try for every encoding, and whatever else runs differ in, with
+        the first seed; all seeds have the one with the least loss on other text, or other rows, of
+        the lengths that are trained on. Empty: `optimizer.learning_rate` for all.
+      encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
+        each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
+      rate_rounds: rounds that try the neighbours of the best rate outside the grid, so that it lies
+        at no edge.
+    """
+
+    seed: int = seed_field()
+    seeds: int = int_field(3, 1)
+    rates: tuple[float, ...] = _choices(10)
+    encoding_rates: tuple[float, ...] = _choices(1e4)
+    rate_rounds: int = int_field(0, 0)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+
+    @property
+    def every_seed(self) -> range:
+        """The seeds of each encoding's runs."""
+        return range(self.seed, self.seed + self.seeds)
+
+    def check_seeds(self) -> None:
+        """Raises ConfigError where the last of the seeds is out of range."""
+        if self.every_seed.stop > 2**31:
+            raise ConfigError(
+                f"seeds={self.seeds}: at most {2**31 - self.seed}, as seed={self.seed} is the first"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
-class TrialsConfig(Sweep):
+class TrialsConfig(TrainingSweep):
     """Common fields of sweeps of short trainings, with one file per encoding and seed.
 
     Attributes:
       workdir: where results go; made absolute at the start.
       seed: of the first run, and of the test set.
-      seeds: how many; run k has seed `seed` + k.
       batch: rows per step.
       steps: optimizer steps.
       test: test rows of each size.
       log_every: steps between lines of the log.
-      rates: peak learning rates that the first seed tries, for every encoding and whatever else
-        runs differ in; the other seeds take the one with the least loss on other rows of the sizes
-        trained on. Empty: `optimizer.learning_rate` for all.
-      encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
-        each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
-      rate_rounds: rounds that try the neighbours of the best rate outside the grid, so that it lies
-        at no edge.
       model: an encoder, unless `causal` is set.
     """
 
     workdir: str = ranged("runs/trials", "a path", bool)
-    seed: int = seed_field()
-    seeds: int = int_field(3, 1)
     batch: int = int_field(32, 1)
     steps: int = int_field(1_500, 1)
     test: int = int_field(256, 1)
     log_every: int = int_field(100, 1)
-    rates: tuple[float, ...] = choices_field(10)
-    encoding_rates: tuple[float, ...] = choices_field(1e4)
-    rate_rounds: int = int_field(0, 0)
     model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
     def check(self) -> Self:
         """The filled config; ConfigError names the field, its value and its range."""
         check_fields(self, "")
-        check_seeds(self)
+        self.check_seeds()
         self.optimizer.check(self.steps)
         return self.filled()

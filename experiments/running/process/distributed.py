@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import jax
 from absl import flags
 
-from experiments.running.errors import one_line_errors
-from experiments.running.signals import STOP_SIGNALS
+from experiments.running.process.errors import one_line_errors
+from experiments.running.process.signals import STOP_SIGNALS
 from pe_jax.validation import ConfigError
 
 FLAG_NAMES = ("coordinator", "processes", "process")
