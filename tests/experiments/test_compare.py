@@ -334,6 +334,37 @@ def test_a_diverged_run_is_noted_and_the_others_go_on(tmp_path, monkeypatch, sha
 
 
 @pytest.mark.usefixtures("shared_programs")
+def test_a_run_that_fails_is_in_the_report_and_the_others_are_finished(
+    tmp_path, monkeypatch, capsys
+):
+    leave_out_pictures(monkeypatch)
+    config = change(settings(tmp_path), encodings=("nope", "rope"), reference="rope")
+    train, timed = compare.train, []
+
+    def fails(run, *rest, **more):
+        if run.model.encoding == "nope" and run.seed == 5:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return train(run, *rest, **more)
+
+    note = lambda _, e: timed.extend(e) or {"encodings": {}}  # noqa: E731
+    monkeypatch.setattr(compare.model_speed, "measure", note)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(compare, "train", fails)
+        compare.main(config)
+    assert end.value.code == 1 and "nope seed 5: JaxRuntimeError" in capsys.readouterr().err
+    nope, rope = results.read(tmp_path).schemes
+    assert [run.status for run in (*nope.runs.values(), *rope.runs.values())] == [
+        *("failed", "ok", "ok", "ok")
+    ]
+    assert "Out of memory" in nope.runs[5].reason and timed == ["rope"]
+    assert "failed in seed 5" in (tmp_path / "report.html").read_text()
+    before = files(tmp_path)
+    compare.main(config)  # tries that one again
+    assert before.items() < files(tmp_path).items() and timed == ["rope", "nope", "rope"]
+    assert results.read(tmp_path).schemes[0].runs[5].status == "ok"
+
+
+@pytest.mark.usefixtures("shared_programs")
 def test_a_last_look_is_at_the_kept_files_alone_and_is_counted(tmp_path, monkeypatch, capsys):
     rng = np.random.default_rng(0)
     for name in ("train/a", "validation/b", "test/c", "test/d"):

@@ -447,3 +447,22 @@ def test_a_model_learns_to_reverse_and_only_with_positions(tmp_path, causal):
     found = json.loads((tmp_path / "results.json").read_text())["encodings"]
     cells = {e["name"]: tasks_report.cell(config, e, "reverse_string", 0, False) for e in found}
     assert cells["rope"] > 0.95 and (causal or cells["nope"] < 0.75)
+
+
+def test_an_encoding_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
+    score = program.score
+
+    def fails(config, solver, *rest):
+        if solver.config.encoding == "nope":
+            raise MemoryError("no room")
+        return score(config, solver, *rest)
+
+    monkeypatch.setattr(program, "score", fails)
+    with pytest.raises(SystemExit) as end:
+        program.main(settings(tmp_path, tasks=("copy",), lengths=(8,)))
+    shown = capsys.readouterr()
+    assert end.value.code == 1 and "nope contiguous copy/0.01x1.0/seed0: MemoryError" in shown.err
+    assert "failed" in shown.out and "Results: " in shown.out
+    _, nope, learned = json.loads((tmp_path / "results.json").read_text())["encodings"]
+    assert nope["scores"]["copy"]["8"] == {"0": "failed"}
+    assert isinstance(learned["scores"]["copy"]["8"]["0"][0], float)
