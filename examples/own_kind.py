@@ -12,19 +12,18 @@ import jax.numpy as jnp
 
 import pe_jax
 from examples.own_encoding import DIMS
-from pe_jax.encodings.terms import ScoreTerm, kind, pair_distance
+from pe_jax.encodings.terms import DistanceScores, kind
 from pe_jax.engines.sharded.layout import BlockPermuted
 
 
 @kind
-class PeriodicBias(ScoreTerm):
+class PeriodicBias(DistanceScores):
     """A learned bias of the distance modulo a period: `table` is [H, period]."""
 
     table: jax.Array
 
-    def scores(self, q, k, states):
-        phase = pair_distance(q, k) % self.table.shape[1]  # [B or 1, T, S]
-        return jnp.moveaxis(self.table[:, phase], 0, 1)
+    def at(self, distance):  # [H, *n] for distances [*n]
+        return self.table[:, distance % self.table.shape[1]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -144,7 +144,7 @@ def test_channels_are_of_bfloat16_s_precision_whatever_the_dtype():
 def test_a_bias_of_keys_is_the_kinds_own_claim():
     dims = pe_jax.Dims(64, 4, 4, 16)
     claims = {
-        name: any(term.of_keys for term in abstract_terms(kind(), dims))
+        name: any(map(common.is_key_bias, abstract_terms(kind(), dims)))
         for name, kind in pe_jax.ENCODINGS.items()
         if kind().claims.axes == 1
     }

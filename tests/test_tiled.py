@@ -15,8 +15,8 @@ from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import multiply
-from pe_jax.engines.tiled import Tiled, TileSizes, schedule
-from pe_jax.engines.tiled.plan import Plan, make_plan
+from pe_jax.engines.tiled import Tiled, TileSizes, passes, schedule
+from pe_jax.engines.tiled.plan import Fixed, Operands, Plan, make_plan, with_tables
 from pe_jax.engines.tiled.schedule import Stage
 from tests import util
 from tests.util import assert_close, noise
@@ -194,27 +194,30 @@ def test_rings_tiles_that_are_no_squares_and_sums_have_no_near_stages(spec):
 
 
 @pytest.mark.parametrize(
-    "spec, how",
+    "spec, along",
     [
         ("nope", []),
-        ("t5+alibi", ["table", "formula"]),
-        ("shaw+alibi+rope", ["table", "table", "formula"]),
-        ("fire+t5", ["", "table"]),
-        ("transformer_xl", ["table"]),
-        ("kerple+cope(positions=6)", ["formula", ""]),
-        ("tupe(length=40)+fox+sandwich", ["", "", "table"]),
+        ("t5+alibi", [True, True]),
+        ("shaw+alibi+rope", [True, True, True]),
+        ("fire+t5", [False, True]),
+        ("transformer_xl", [True]),
+        ("kerple+cope(positions=6)", [True, False]),
+        ("tupe(length=40)+fox+sandwich", [False, False, True]),
     ],
 )
-def test_each_term_of_distances_is_evaluated_along_diagonals(spec, how):
-    terms = terms_of(spec)
+def test_each_term_of_distances_is_evaluated_along_diagonals(spec, along):
+    terms, found = tuple(kinds.inside(terms_of(spec))), []
 
-    def inside(plan):
-        each = zip(terms, plan.by_distance, strict=True)
-        return [how for term, how in each if term.reads != "outside" or how]
+    def note(plan, terms):
+        operands = with_tables(plan, Operands(None, None, None, None, terms))
+        group = passes.Group(plan, operands, Fixed(None, None), (), None)
+        tile = passes.Tile(Stage(None, uniform=False, masked=True), 0, 0)
+        found.append([line is not None for line in group.lines(group.cut(tile), tile)])
 
-    assert inside(plan_of(spec)) == how
     placed = make_plan(AttentionSpec(DIMS, True), terms, (2, HEADS, LENGTH), (2, LENGTH))
-    assert inside(placed) == [""] * len(how)  # at explicit positions none is
+    for plan in (plan_of(spec), placed):  # at explicit positions none is
+        jax.eval_shape(functools.partial(note, plan), terms)
+    assert found == [along, [False] * len(along)]
 
 
 WINDOW, SINKS = {"window": 50}, {"window": 20, "sinks": 3}

@@ -187,7 +187,7 @@ def attention(
         q_states, k_states = jax.tree.map(share, (q_states, k_states))
         terms = checks.some_heads(terms, dropout, heads_axis)
     q_lengths = k_lengths = None
-    if q_ids is not None and any(term.by_length for term in terms):
+    if q_ids is not None and any(term.by_length for term in kinds.select(terms, kinds.Rotates)):
         sides = (q, q_ids, k_ids), (k, k_ids, q_ids)
         q_lengths, k_lengths = (
             pos.document_lengths(ids, other_ids).reshape(x.shape[:-2])
@@ -205,10 +205,10 @@ def attention(
         engine_positions = [layout.per_segment(q_ids) if restarts else layout.order(queries)] * 2
     q_at, k_at = (_flat(at, 1 + (claims.axes > 1)) for at in engine_positions)
     pairs = zip(terms, k_states, strict=True)
-    k_states = tuple(state if term.reads_keys else None for term, state in pairs)
+    k_states = tuple(state if term.key_width else None for term, state in pairs)
     q_index, k_index = _flat(q_index, 1), _flat(k_index, 1)
     q_rank, k_rank = None, None
-    if k_ids is not None and (sinks or any(term.hides for term in terms)):
+    if k_ids is not None and (sinks or kinds.select(terms, kinds.Mask)):
         q_rank = k_rank = layout.per_segment(k_ids)
         if not aligned:
             q_rank = pos.rank_of(q_index, q_ids, k_index, k_ids)

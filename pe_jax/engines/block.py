@@ -8,6 +8,7 @@ engine has a `Line` for them.
 B batch, T queries, S keys, H query heads, K key heads, E and F widths of keys and values.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,10 +42,18 @@ def _by_key_head(x: jax.Array, k: jax.Array) -> jax.Array:
     return x.reshape(batch, k.shape[1], heads // k.shape[1] * rows, width)
 
 
-def require_known(terms: tuple, known: tuple[str, ...], engine: str) -> None:
-    """Raises ValueError for a term that reads more than an engine has, or is of an unknown kind."""
+PAIRS = (  # what any engine of blocks does with a term
+    *(kinds.Outside, kinds.ScoreTerm, kinds.ByDistance, kinds.ProductTerm, kinds.RowRescore),
+    *(kinds.Mask, kinds.TracedScalars),
+)
+
+
+def require_known(
+    terms: tuple, engine: str, protocols: tuple = (*PAIRS, kinds.RowTerm), whole_rows: bool = False
+) -> None:
+    """Raises ValueError for a term that needs more than an engine has, or has no protocol."""
     for term in terms:
-        if term.reads not in ("outside", *known):
+        if not isinstance(term, protocols) or (term.whole_rows and not whole_rows):
             raise ValueError(f"{engine} has no {type(term).__name__}")
 
 
@@ -59,9 +68,8 @@ def prepare(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[Side, 
 def visible(spec: AttentionSpec, terms: tuple, q: Tokens, k: Tokens) -> jax.Array:
     """Which pairs are visible: bool [B or 1, 1, T, S]."""
     pairs = spec.mask(q, k)
-    for term in terms:
-        if (term_pairs := term.visible(q, k)) is not None:
-            pairs = pairs & term_pairs
+    for term in kinds.select(terms, kinds.Mask):
+        pairs = pairs & term.visible(q, k)
     return pairs
 
 
@@ -89,36 +97,36 @@ def scores(
         terms of whole rows, and by the cap. None: all.
       lines: for each term a `Line` of the block, or None; None: none has one.
       bias: a further bias.
-      before: for each term that sums along rows, the sums to the right, [B, H, T, 1].
+      before: for each `RowTerm` what the block on the right carries, [B, H, T, carry].
       multiply: q·k in one view.
-      term_scores: the scores of a term without a line; None: `Term.scores`.
+      term_scores: the scores of a term without a line; None: `ScoreTerm.scores`.
     """
-    scale, content, carried = spec.scale_of(terms), None, []
-    pairs_of_states = tuple(zip(q.states, k.states, strict=True))
-    for term, states in zip(terms, pairs_of_states, strict=True):
-        if (product := term.products(q, k, states)) is not None:
-            content = scale * product
-    if content is None:
-        content = _products(scale, kinds.views(terms), q, k, multiply)
-    s, sums = content, iter(before)
+    scale, sums, carried = spec.scale_of(terms), iter(before), []
     lines = lines or (None,) * len(terms)
-    for term, states, line in zip(terms, pairs_of_states, lines, strict=True):
-        if term.reads == "later keys":
-            added, after = term.row_bias(content, states, pairs, next(sums))
+    each = list(zip(terms, zip(q.states, k.states, strict=True), lines, strict=True))
+    replaced = [t.products(q, k, own) for t, own, _ in each if isinstance(t, kinds.ProductTerm)]
+    if replaced:
+        products = scale * replaced[0]
+    else:
+        products = _products(scale, kinds.views(terms), q, k, multiply)
+    s = products
+    for term, states, line in each:
+        if isinstance(term, kinds.RowTerm):
+            added, after = term.row_bias(products, states, pairs, next(sums))
             carried.append(after)
-        elif line is not None:
+        elif isinstance(term, kinds.DistanceScores) and line is not None:
             added = term.along(line, q, k, states)
-        elif term_scores is not None:
-            added = term_scores(term, q, k, states)
+        elif isinstance(term, kinds.ScoreTerm):
+            evaluate = functools.partial(term_scores, term) if term_scores else term.scores
+            added = evaluate(q, k, states)
         else:
-            added = term.scores(q, k, states)
-        if added is None:
             continue
-        if term.scaled:
+        if isinstance(term, kinds.ScoreTerm) and term.scaled:
             s = s + scale * added
         else:
             bias = added if bias is None else bias + added
-    rescored = [term.rescore(s, bias, q, scale, pairs) for term in terms]
+    rescores = kinds.select(terms, kinds.RowRescore)
+    rescored = [term.rescore(s, bias, q, scale, pairs) for term in rescores]
     for added in (bias, *rescored):
         s = s if added is None else s + added
     cap = spec.cap_of(terms)
@@ -138,9 +146,9 @@ def _products(scale: float, views: Any, q: Side, k: Side, multiply: Callable) ->
 
 
 def start_of_rows(terms: tuple, shape: tuple[int, ...]) -> tuple:
-    """The sums that rows carry into their last block: zeros [B, H, T, 1] per term that sums."""
-    sums = [term for term in terms if term.reads == "later keys"]
-    return tuple(jnp.zeros((*shape, 1), jnp.float32) for _ in sums)
+    """What rows carry into their last block: zeros [B, H, T, carry] for each `RowTerm`."""
+    rows = kinds.select(terms, kinds.RowTerm)
+    return tuple(jnp.zeros((*shape, term.carry), jnp.float32) for term in rows)
 
 
 def values(
@@ -156,10 +164,6 @@ def values(
     """The values of a block averaged with weights [B, H, T, S]: float32 [B, H, T, F]."""
     out = average(weights, v)
     for term, line in zip(terms, lines or (None,) * len(terms), strict=True):
-        if line is None:
-            q_side, k_side = (Side(weights, None, (), tokens) for tokens in (q, k))
-            added = term.values(weights, q_side, k_side)
-        else:
-            added = term.values_along(line, weights)
-        out = out if added is None else out + added
+        if isinstance(term, kinds.RelativeValues):
+            out = out + (term.pairs(q, k) if line is None else line).average(weights)
     return out

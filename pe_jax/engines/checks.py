@@ -148,10 +148,9 @@ def terms(terms: Any, dims: Dims, axes: int = 1) -> tuple[Term, ...]:
         elif isinstance(term, kinds.QueryBias):
             require_array(name, term.u)
             shape(name, term.u, (heads, width))
-        elif term.distances:
-            of_distances: Any = term
-            values = jax.eval_shape(of_distances.at, _distances(7, axes))
-            tail = values.shape[2:] if term.distances == "vectors" else ()
+        elif isinstance(term, kinds.ByDistance):
+            values = jax.eval_shape(term.at, _distances(7, axes))
+            tail = values.shape[2:] if isinstance(term, kinds.DistanceVectors) else ()
             tail = (width,) if term.reads_raw else tail
             shape(f"{name} of 7 distances", values, (heads, 7, *tail), (1, 7, *tail))
     return terms

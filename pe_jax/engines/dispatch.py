@@ -71,7 +71,7 @@ def _ring(
     """The `begin` of a ring: of the requested tiles or kernels, or of those that suit the call."""
     if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
-    if dropout is not None or any(term.hides for term in call.terms):
+    if dropout is not None or kinds.select(call.terms, kinds.Mask):
         kind = "Dropout" if dropout is not None else "Mask"
         raise ValueError(f"a ring of devices has no {kind}: leave it out (mesh.seq=1)")
     begin = getattr(implementation, "begin", None)
@@ -153,7 +153,7 @@ def _choose(call: Call, dropout: Any = None, pair_arrays: bool = False) -> tuple
 
 def _is_dense(terms: tuple) -> bool:
     """Whether a term reads whole rows of scores, which only the dense engine has."""
-    return any(term.reads == "rows" for term in terms)
+    return any(term.whole_rows for term in terms)
 
 
 def _is_small(call: Call) -> bool:
@@ -161,8 +161,8 @@ def _is_small(call: Call) -> bool:
     (batch, heads, queries, width), keys = call.q.x.shape, call.k.x.shape[2]
     if any(map(jax.export.is_symbolic_dim, (batch, queries, keys))):
         return True  # tiles need known sizes: programs exported for any size are dense
-    vectors = [term for term in call.terms if term.distances == "vectors"]
-    added = any(term.reads != "outside" and not term.hides for term in call.terms)
+    vectors = kinds.select(call.terms, kinds.DistanceVectors)
+    added = any(not isinstance(term, kinds.Mask) for term in kinds.inside(call.terms))
     tokens, scores = FEW
     if jax.default_backend() in KERNELS:
         tokens, scores = FEW_OF_KERNELS

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Tokens
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.position_arrays import concrete
@@ -42,7 +43,7 @@ def states(
     of_queries = [None if t.state is None else state(t, 0) for t in terms]
     of_keys = []
     for term, values in zip(terms, of_queries, strict=True):
-        reads = term.reads_keys or term.reads == "outside"
+        reads = term.key_width or isinstance(term, kinds.Outside)
         if term.state is not None and term.state.of != "x" and reads:
             values = state(term, 1)
         of_keys.append(values if reads else None)
@@ -57,24 +58,25 @@ def rotate(
     `lengths` [*B, T] are those of each token's document, for terms that read them (`by_length`).
     """
     if side == "q":
-        for term in terms:
+        for term in kinds.select(terms, kinds.QueryBias):
             x = term.shift(x)
     for term, state in zip(terms, states, strict=True):
-        x = term.rotate(side, x, positions, state, lengths)
+        if isinstance(term, kinds.Rotates):
+            x = term.rotate(side, x, positions, state, lengths)
     return x
 
 
 def rotate_values(terms: tuple, v: jax.Array, positions, lengths: Any = None) -> jax.Array:
     """Values [*B, S, K, F] as engines take them and a cache keeps them."""
-    for term in terms:
-        v = term.rotate_values(v, positions, lengths)
+    for term in kinds.select(terms, kinds.ValueRotation):
+        v = term.rotate("v", v, positions, None, lengths)
     return v
 
 
 def rotate_output(terms: tuple, out: jax.Array, positions, lengths: Any = None) -> jax.Array:
     """Outputs [*B, T, H, F] of rotated values, rotated back by the queries' positions."""
-    for term in reversed(terms):
-        out = term.rotate_output(out, positions, lengths)
+    for term in reversed(kinds.select(terms, kinds.ValueRotation)):
+        out = term.rotate("out", out, positions, None, lengths)
     return out
 
 
@@ -90,7 +92,8 @@ def rescale(terms: tuple, states: tuple, out: jax.Array, lse: Any) -> tuple[jax.
     `states` [B or 1, H, T, 1] are those of the queries, for each term.
     """
     for term, state in zip(terms, states, strict=True):
-        out, lse = term.rescale(out, lse, state)
+        if isinstance(term, kinds.ResultTerm):
+            out, lse = term.rescale(out, lse, state)
     return out, lse
 
 

@@ -31,7 +31,7 @@ def scores(
       pairs: which pairs are visible, bool [B or 1, H or 1, T, S]; read by terms of whole rows.
       bias: a further bias, or None.
     """
-    block.require_known(terms, ("pairs", "later keys", "rows"), "the dense engine")
+    block.require_known(terms, "the dense engine", whole_rows=True)
     q, k = block.prepare(spec, terms, q, k)
     before = block.start_of_rows(terms, q.x.shape[:3])
     return block.scores(spec, terms, q, k, pairs, bias=bias, before=before)[0]

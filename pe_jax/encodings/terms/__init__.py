@@ -27,8 +27,12 @@ A axes of a position, C numbers of a state or a formula, n any shape. `distance 
 
 # ruff: noqa: I001 (it would write one statement per name)
 from pe_jax.encodings.terms.distances import (
+    ByDistance as ByDistance,
     DistanceBias as DistanceBias,
+    DistanceProducts as DistanceProducts,
+    DistanceScores as DistanceScores,
     DistanceTerm as DistanceTerm,
+    DistanceVectors as DistanceVectors,
     RelativeKeys as RelativeKeys,
     RelativeQueries as RelativeQueries,
     RelativeState as RelativeState,
@@ -55,6 +59,11 @@ from pe_jax.encodings.terms.softmax import (
 from pe_jax.encodings.terms.term import (
     Method as Method,
     OfSomeHeads as OfSomeHeads,
+    Outside as Outside,
+    ProductTerm as ProductTerm,
+    ResultTerm as ResultTerm,
+    Rotates as Rotates,
+    RowTerm as RowTerm,
     ScoreTerm as ScoreTerm,
     Side as Side,
     State as State,
@@ -69,6 +78,7 @@ from pe_jax.encodings.terms.term import (
 )
 from pe_jax.encodings.terms.tuples import (
     check as check,
+    inside as inside,
     is_absolute as is_absolute,
     logit_cap as logit_cap,
     reads_input as reads_input,

@@ -17,6 +17,33 @@ from pe_jax.numerics.arrays import repeat_heads, varying_like
 from pe_jax.numerics.products import average, multiply
 
 
+class Pairs(NamedTuple):
+    """The values of a term at all pairs of a block, with the methods of a `Line`.
+
+    Attributes:
+      values: float32 [H or 1, B or 1, r, c, …].
+    """
+
+    values: jax.Array
+
+    def spread(self, rows: int, columns: int) -> jax.Array:
+        """Biases of all pairs: [B or 1, H or 1, r, c]."""
+        return jnp.moveaxis(self.values, 0, 1)
+
+    def products(self, x: jax.Array, columns: int) -> jax.Array:
+        """x [B, H, r, E] times the vectors of all pairs: [B, H, r, c]."""
+        return jnp.einsum("bhte,hbtse->bhts", x.astype(jnp.float32), self.values)
+
+    def key_products(self, k: jax.Array, heads: int, rows: int) -> jax.Array:
+        """Keys [B, K, c, E] times the vectors of all pairs: [B, H, r, c]."""
+        k = repeat_heads(k, heads).astype(jnp.float32)
+        return jnp.einsum("bhse,hbtse->bhts", k, self.values)
+
+    def average(self, weights: jax.Array) -> jax.Array:
+        """Weights [B, H, r, c] times the vectors [H or 1, B or 1, r, c, F]: [B, H, r, F]."""
+        return jnp.einsum("bhts,hbtse->bhte", weights.astype(jnp.float32), self.values)
+
+
 class Line(NamedTuple):
     """The values of a term at the distances of a block, the greatest first.
 
@@ -32,14 +59,14 @@ class Line(NamedTuple):
     last: bool = True
 
     def spread(self, rows: int, columns: int) -> jax.Array:
-        """Biases [H or 1, n] of all pairs: [H or 1, r, c], or [H or 1, 1, 1] if all are alike.
+        """Biases [H or 1, n] of all pairs: [1, H or 1, r, c], or [1, H or 1, 1, 1] if all are one.
 
         Values are copied, never computed as differences: one of -1e9 or -inf, which hides pairs,
         would round the others away.
         """
         n = self.values.shape[1]
         if (shared := self._shared_index(n, rows, columns)) is not None:
-            return self.values[:, shared, None, None]
+            return self.values[None, :, shared, None, None]
         skipped, kept = self._corner(rows, columns)
         first = self.offset + skipped - (kept - 1)
         before, end = max(-first, 0), self.offset + columns
@@ -48,10 +75,10 @@ class Line(NamedTuple):
         by_slices, by_shear = (functools.partial(f, rows=kept) for f in (_by_slices, _by_shear))
         corner = jax.lax.platform_dependent(edges, cpu=by_slices, default=by_shear)
         if (skipped, kept) == (0, rows):
-            return corner
+            return corner[None]
         widths = [(0, 0), (0, rows - kept), (skipped, 0)]
         inside = jnp.pad(jnp.ones((1, *corner.shape[1:]), bool), widths)
-        return jnp.where(inside, jnp.pad(corner, widths), self.values[:, :1, None])
+        return jnp.where(inside, jnp.pad(corner, widths), self.values[:, :1, None])[None]
 
     def _shared_index(self, n: int, rows: int, columns: int) -> int | None:
         """The index of the value that all pairs read, or None if they read several."""

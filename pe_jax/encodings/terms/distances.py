@@ -11,22 +11,46 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pe_jax.encodings.terms.diagonals import Pairs
 from pe_jax.encodings.terms.term import (
     OfSomeHeads,
     ScoreTerm,
     Side,
     State,
     Term,
+    Tokens,
     kind,
-    pair_distance,
     static,
 )
-from pe_jax.numerics.arrays import align, repeat_heads
+from pe_jax.numerics.arrays import align
+
+
+class ByDistance(Term):
+    """Depends on the distance alone: at contiguous positions engines evaluate it per distance."""
+
+    def at(self, distance: jax.Array) -> jax.Array:
+        """Its values at distances [*n]: float32 [H or 1, *n, …]."""
+        raise NotImplementedError
+
+    def pairs(self, q: Tokens, k: Tokens) -> Pairs:
+        """Its values at all pairs of a block, at any positions."""
+        return Pairs(self.at(q.positions[:, :, None] - k.positions[:, None]))
+
+
+class DistanceScores(ByDistance, ScoreTerm):
+    """Adds scores that depend on the distance alone: `at`, and `along` if they are not biases."""
+
+    def scores(self, q, k, states):
+        return self.along(self.pairs(q.tokens, k.tokens), q, k, states)
+
+    def along(self, line: Any, q: Side, k: Side, states: Any) -> jax.Array:
+        """The scores of a block from its values there: its `pairs`, or a `Line` of diagonals."""
+        return line.spread(q.x.shape[2], k.x.shape[2])
 
 
 @kind
-class DistanceTerm(Term):
-    """A kind whose `fn(arrays, distance)` depends on the distance alone: [H or 1, *n, …].
+class DistanceTerm(ByDistance):
+    """A kind with values `fn(arrays, distance)` [H or 1, *n, …], which engines hold in tables.
 
     Attributes:
       fn: the function, of integer distances [*n] ([*n, A] of several axes).
@@ -35,46 +59,52 @@ class DistanceTerm(Term):
         None. With a horizon only tiles near the diagonal pay for it.
     """
 
-    distances = "vectors"
+    by_head = False
 
     fn: Callable = static()
     arrays: Any = None
-    horizon: tuple[int, int] | None = static(default=None, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
+    horizon: tuple[int, int] | None = static(default=None, kw_only=True)
 
-    def at(self, distance: jax.Array) -> jax.Array:
-        """Its values at distances [*n]: float32 [H or 1, *n, …]."""
+    def at(self, distance):
         return self.fn(self.arrays, distance).astype(jnp.float32)
 
     def without_function_arrays(self) -> "DistanceTerm":
         """The term for engines that hold its values in a table."""
         return dataclasses.replace(self, arrays=None)
 
-    def contract(self, form: str, x: jax.Array, q: Side, k: Side) -> jax.Array:
-        """Sums x times the vectors [H or 1, B or 1, T, S, E] of all pairs as `form` says."""
-        return jnp.einsum(form, x.astype(jnp.float32), self.at(pair_distance(q, k)))
-
     def for_heads(self, share):
         return dataclasses.replace(self, fn=OfSomeHeads(self.fn, share, 0))
 
 
 @kind
-class DistanceBias(DistanceTerm, ScoreTerm):
+class DistanceBias(DistanceTerm, DistanceScores):
     """A bias: `fn` gives [H, *n]. With `scaled` it is multiplied by the scale, as q·k is."""
 
-    distances = "bias"
     positions_alone = True
 
     scaled: bool = static(default=False, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def scores(self, q, k, states):
-        return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
+
+class DistanceVectors(DistanceTerm):
+    """A vector of each distance."""
+
+
+class DistanceProducts(DistanceVectors, DistanceScores):
+    """Adds the products of these vectors with numbers of the query or the key."""
+
+    def dotted_with(self, q: Side, k: Side, states: Any) -> tuple[str, jax.Array]:
+        """What the vectors are dotted with: "q" or "k", and numbers of that side.
+
+        Float32 [B or 1, H or K, T or S, width of a vector].
+        """
+        raise NotImplementedError
 
     def along(self, line, q, k, states):
-        return line.spread(q.x.shape[2], k.x.shape[2])[None]
+        return line.products(self.dotted_with(q, k, states)[1], k.x.shape[2])
 
 
 @kind
-class RelativeKeys(DistanceTerm, ScoreTerm):
+class RelativeKeys(DistanceProducts):
     """Vectors [H or 1, *n, E] dotted with q as it was before rotations (plus `u` [H, E])."""
 
     scaled = True
@@ -85,19 +115,13 @@ class RelativeKeys(DistanceTerm, ScoreTerm):
         raw = q.raw.astype(jnp.float32)
         return "q", raw if self.u is None else raw + align(self.u[:, None], raw)
 
-    def scores(self, q, k, states):
-        return self.contract("bhte,hbtse->bhts", self.dotted_with(q, k, states)[1], q, k)
-
-    def along(self, line, q, k, states):
-        return line.products(self.dotted_with(q, k, states)[1], k.x.shape[2])
-
     def for_heads(self, share):
         term = super().for_heads(share)
         return term if self.u is None else dataclasses.replace(term, u=share(self.u, 0))
 
 
 @kind
-class RelativeQueries(DistanceTerm, ScoreTerm):
+class RelativeQueries(DistanceProducts):
     """Vectors [H or 1, *n, E] dotted with k as it was before rotations."""
 
     scaled = True
@@ -106,38 +130,24 @@ class RelativeQueries(DistanceTerm, ScoreTerm):
     def dotted_with(self, q, k, states):
         return "k", k.raw.astype(jnp.float32)
 
-    def scores(self, q, k, states):
-        return self.contract("bhse,hbtse->bhts", repeat_heads(k.raw, q.x.shape[1]), q, k)
-
     def along(self, line, q, k, states):
         return line.key_products(k.raw, *q.x.shape[1:3])
 
 
 @kind
-class RelativeState(DistanceTerm, ScoreTerm):
+class RelativeState(DistanceProducts):
     """Vectors [H or 1, *n, C] dotted with the query's state."""
 
     state: State = dataclasses.field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
 
+    @property
+    def key_width(self):
+        return 0
+
     def dotted_with(self, q, k, states):
         return "q", states[0]
 
-    def scores(self, q, k, states):
-        return self.contract("bhte,hbtse->bhts", states[0], q, k)
-
-    def along(self, line, q, k, states):
-        return line.products(states[0], k.x.shape[2])
-
 
 @kind
-class RelativeValues(DistanceTerm):
+class RelativeValues(DistanceVectors):
     """Vectors [H or 1, *n, F] averaged with the attention weights, as the values are."""
-
-    reads = "pairs"
-
-    def values(self, weights: jax.Array, q: Side, k: Side) -> jax.Array:
-        """Float32 [B, H, T, F] for weights [B, H, T, S]."""
-        return self.contract("bhts,hbtse->bhte", weights, q, k)
-
-    def values_along(self, line, weights):
-        return line.average(weights)

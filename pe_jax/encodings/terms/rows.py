@@ -14,6 +14,8 @@ import jax.export
 import jax.numpy as jnp
 
 from pe_jax.encodings.terms.term import (
+    ProductTerm,
+    RowTerm,
     Side,
     State,
     Term,
@@ -30,7 +32,7 @@ BLOCK = 32  # columns that are summed by one small matrix product
 
 
 @kind
-class RowSum(Term):
+class RowSum(RowTerm):
     """A bias from the sum of a row's gates, taken from the end of the row to each key.
 
         p_ij    = Σ_l gate(product_il)      over the visible keys l > j (l ≥ j: `own`)
@@ -53,10 +55,6 @@ class RowSum(Term):
       state: 2C numbers of each token; None: the product is q·k.
     """
 
-    reads = "later keys"
-    by_head = True
-    halved = True
-
     gate: Callable = static()
     fn: Callable = static()
     numbers: Callable | None = static(default=None)
@@ -67,8 +65,8 @@ class RowSum(Term):
     state: State | None = None
 
     @property
-    def reads_keys(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.state is not None
+    def key_width(self):
+        return 0 if self.state is None else self.state.width // 2
 
     @property
     def reads_raw(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -85,19 +83,8 @@ class RowSum(Term):
         return (self.of_queries(raw), left), right
 
     @jax.jit  # its branches are compiled once
-    def row_bias(
-        self, products: jax.Array, states: Any, visible: jax.Array, before: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """The bias of a block of a row, and the sums to carry to the block on its left.
-
-        Beyond the limit no gates are computed.
-
-        Args:
-          products: q·k times the scale, float32 [B, H, T, S].
-          states: what `prepare` gives.
-          visible: which pairs are visible, bool [B or 1, H or 1, T, S].
-          before: the sums of the gates to the right of the block, [B, H, T, 1].
-        """
+    def row_bias(self, products, states, visible, before):  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Carries the sums of the gates. Beyond the limit none are computed."""
         if self.limit is None:
             return self._counted(products, states, visible, before)
         before = varying_like(before, products)
@@ -118,13 +105,11 @@ class RowSum(Term):
         bias = self.fn(numbers, before + suffix_sums(gates, self.own))
         return bias, before + gates.sum(-1, keepdims=True)
 
-    def settled(self, sums: jax.Array) -> jax.Array:
-        """Whether all keys farther left have the same bias, whatever their gates."""
-        return jnp.full(sums.shape, False) if self.limit is None else sums >= self.limit
+    def settled(self, before):
+        return super().settled(before) if self.limit is None else before >= self.limit
 
-    def bias_of(self, states: Any, sums: jax.Array) -> jax.Array:
-        """The bias of all keys that have these sums: [B, H, T, 1]."""
-        return self.fn(states[0][0], sums)
+    def bias_of(self, states, before):
+        return self.fn(states[0][0], before)
 
     def for_heads(self, share):
         return dataclasses.replace(self, arrays=jax.tree.map(lambda x: share(x, 0), self.arrays))
@@ -153,7 +138,7 @@ def _triangle_sums(x: jax.Array, own: bool) -> jax.Array:
 
 
 @kind
-class PathProduct(Term):
+class PathProduct(ProductTerm):
     """Replaces q·k: q after the maps of all tokens between the two, times k (dense engine only).
 
         q_i·k_j  →  q_iᵀ H_i H_{i-1} … H_{j+1} k_j,    H_t = I - u_t w_tᵀ
@@ -161,8 +146,7 @@ class PathProduct(Term):
     For causal attention; maps of other documents are left out. The state has u ‖ w, 2E numbers.
     """
 
-    reads = "rows"
-    reads_keys = True
+    whole_rows = True
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -202,13 +186,14 @@ class RowRescore(Term):
     the scale [B, H, T, E], and which pairs are visible (bool [B or 1, H or 1, T, S]).
     """
 
-    reads = "rows"
+    whole_rows = True
     reads_raw = "q"
 
     fn: Callable = static()
     arrays: Any = None
 
-    def rescore(self, scores, bias, q, scale, pairs):
+    def rescore(self, scores: Any, bias: Any, q: Side, scale: float, pairs: Any) -> jax.Array:
+        """What it adds to scores [B, H, T, S], from them and the sum of all biases or None."""
         bias = jnp.broadcast_to(jnp.asarray(0 if bias is None else bias, jnp.float32), scores.shape)
         raw = scale * q.raw.astype(jnp.float32)
         return self.fn(self.arrays, scores, bias, raw, pairs)

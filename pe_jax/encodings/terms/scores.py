@@ -12,15 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pe_jax.encodings.terms.distances import DistanceScores
 from pe_jax.encodings.terms.term import (
     OfSomeHeads,
+    ProductTerm,
     ScoreTerm,
     Side,
     State,
-    Term,
     halves,
     kind,
-    pair_distance,
     static,
 )
 from pe_jax.numerics.arrays import repeat_heads, varying_like
@@ -29,17 +29,14 @@ from pe_jax.validation import require
 
 
 @kind
-class ChannelDecay(Term):
+class ChannelDecay(ProductTerm):
     """Replaces q·k: Σ_n q_n k_n exp(-|P_n - P'_n|), of q and k after rotations.
 
     P and P' are the sums of E channels at the query and at the key. The state has them as
-    `running_sums.totals` does: the rounded sums, then what they rounded off, 2E numbers. At most
-    one per call, and not with several views.
+    `running_sums.totals` does: the rounded sums, then what they rounded off, 2E numbers. Not with
+    several views.
     """
 
-    reads = "pairs"
-    by_head = True
-    reads_keys = True
     slow_on_diagonal = True
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -105,7 +102,7 @@ def fade(q, q_sum, q_rest, k, k_sum, k_rest) -> jax.Array:
 
 
 @kind
-class DistanceFormula(ScoreTerm):
+class DistanceFormula(DistanceScores):
     """A bias that is plain arithmetic on the distance: `fn([C arrays], distance)`.
 
     Engines compute it where they need it, at any positions, and hold no table. The arrays are the
@@ -119,9 +116,7 @@ class DistanceFormula(ScoreTerm):
       linear: whether it is the distance times constants that are not learned, at distances ≥ 0.
     """
 
-    distances = "formula"
     by_head = True
-    positions_alone = True
 
     fn: Callable = static()
     numbers: jax.Array
@@ -129,24 +124,13 @@ class DistanceFormula(ScoreTerm):
     linear: bool = static(default=False)
 
     @property
-    def of_keys(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def is_key_bias(self):
         return self.linear
 
-    @property
-    def constant(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.linear
-
-    def at(self, distance: jax.Array) -> jax.Array:
-        """The bias at distances [*n]: float32 [H, *n]."""
+    def at(self, distance):
         columns = jnp.moveaxis(self.numbers, 1, 0)
         columns = columns.reshape(*columns.shape, *(1,) * distance.ndim)
         return self.fn(list(columns), distance[None])
-
-    def scores(self, q, k, states):
-        return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
-
-    def along(self, line, q, k, states):
-        return line.spread(q.x.shape[2], k.x.shape[2])[None]
 
     def bound(self, distance, states):
         return (self.at(distance) - self.at(jnp.zeros_like(distance)))[None]
@@ -198,7 +182,6 @@ class TokenBias(ScoreTerm):
     """
 
     by_head = True
-    reads_keys = True
 
     fn: Callable = static()
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -206,7 +189,7 @@ class TokenBias(ScoreTerm):
     of_token: Callable | None = static(default=None)
 
     @property
-    def of_keys(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def is_key_bias(self):
         return self.of_token is not None and self.decays
 
     def scores(self, q, k, states):
@@ -228,10 +211,12 @@ class TokenProduct(ScoreTerm):
     """A bias that is a dot product: half the query's state · the other half of the key's."""
 
     by_head = True
-    reads_keys = True
-    halved = True
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def key_width(self):
+        return self.state.width // 2
 
     def prepare(self, q, k, states, scale):
         return halves(self.state, states)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms.term import State, Term, Tokens, kind, static
+from pe_jax.encodings.terms.term import ResultTerm, State, Term, Tokens, kind, static
 from pe_jax.numerics.arrays import align
 
 
@@ -31,10 +31,6 @@ class Mask(Term):
         says `causal=True`.
     """
 
-    reads = "pairs"
-    hides = True
-    by_head = True
-
     fn: Callable = static()
     arrays: Any = None
     length: int | None = static(default=None, kw_only=True)
@@ -51,13 +47,11 @@ class Mask(Term):
 
 
 @kind
-class Sink(Term):
+class Sink(ResultTerm):
     """One more logit [H] in the softmax of each row, without a value.
 
     With a `state` of one number, the query's number is added to the logit.
     """
-
-    reads = "outside"
 
     logit: jax.Array
     state: State | None = None
@@ -71,10 +65,8 @@ class Sink(Term):
 
 
 @kind
-class Unnormalized(Term):
+class Unnormalized(ResultTerm):
     """Weights are exp(score): no softmax divides them by their sum. At most one, and no `Sink`."""
-
-    reads = "outside"
 
     def rescale(self, out, lse, state):
         return out * jnp.exp(lse), lse

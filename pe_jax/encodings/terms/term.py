@@ -1,4 +1,4 @@
-"""What every kind of term is, and what it reads: tokens, vectors, states.
+"""What every kind of term is, the protocols of what it does, and what it reads.
 
 B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
 A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
 
 from pe_jax.validation import is_real, require, shown
 
@@ -69,122 +70,32 @@ class Method:
 
 
 class Term:
-    """One thing that an encoding adds to attention: engines call these methods, whatever the kind.
+    """One thing that an encoding adds to attention.
 
-    To add a kind, derive a class from `ScoreTerm` under `@kind` and define `scores`, and also
-    `for_heads` if its arrays have an axis of heads. Kernels support only the kinds of this package.
-    Kinds of distances also have `at` (`DistanceTerm`), sums along rows `row_bias`, `settled` and
-    `bias_of` (`RowSum`). Methods that a kind does not use return None, as here.
+    What it does follows from the class that it derives from, its protocol; engines ask for that and
+    not for the kind. To add a kind, derive one under `@kind` and define its methods:
 
-    `reads` says how much of a row of scores a kind needs: "outside" (it acts before or after an
-    engine), "pairs", "later keys" (sums along a row), "rows" (whole rows: dense engine only).
-    Engines refuse a kind with "".
+    * `ScoreTerm` adds scores to pairs; `DistanceScores` scores that depend on the distance alone;
+    * `RowTerm` adds sums along a row; `ProductTerm` replaces q·k;
+    * `Rotates` maps vectors by positions; `ResultTerm` changes the output.
+
+    `Mask`, `RowRescore` and `RelativeValues` are kinds that take any function. Kernels support only
+    the kinds of this package; engines refuse a term without a protocol.
     """
 
-    reads: ClassVar[str] = ""
-    scaled: ClassVar[bool] = False  # its scores are multiplied by the scale, as q·k is
-    distances: ClassVar[str] = ""  # by distance alone: a "formula", a "bias" or "vectors"
-    by_head: ClassVar[bool] = False  # axis 0 of its arrays is heads; a head needs its entry alone
-    hides: ClassVar[bool] = False  # it hides pairs: `visible`
-    slow_on_diagonal: ClassVar[bool] = False  # a pair costs more unless its key is far behind
-    reads_keys: bool = False  # it reads the states of keys too, not only of queries
-    halved: ClassVar[bool] = False  # one half of its state is of queries, the other of keys
-    by_length: bool = False  # its rotations take the length of each token's document
+    whole_rows: ClassVar[bool] = False  # it needs all scores of a row at once: dense engine only
+    by_head: ClassVar[bool] = True  # axis 0 of its arrays is heads; a head needs its entry alone
     reads_raw: str = ""  # the side that it reads before rotations: "q" or "k"
-    decays: bool = False  # it never rises as two tokens get farther apart: see `bound`
-    of_keys: bool = False  # before a query, it is u of the key - u of the query: `key_bias`
-    constant: bool = False  # its arrays are constants of the scheme and need no gradient
-    horizon: tuple[int, int] | None = None  # beyond it, it is constant
     state: "State | None" = None  # for kinds that read each token's state
 
     @property
-    def in_tables(self) -> bool:
-        """Whether engines hold its values by distance in a table."""
-        return self.distances in ("bias", "vectors")
-
-    # Outside engines.
-
-    def shift(self, q: jax.Array) -> jax.Array:
-        """Queries [*B, T, H, E] before any rotation."""
-        return q
-
-    def rotate(
-        self, side: str, x: jax.Array, positions: jax.Array, state: Any = None, lengths: Any = None
-    ) -> jax.Array:
-        """Queries (`side` "q") or keys ("k"), rotated before their products."""
-        return x
-
-    def rotate_values(self, v: jax.Array, positions: jax.Array, lengths: Any = None) -> jax.Array:
-        """Values [*B, S, K, F], rotated before they are averaged."""
-        return v
-
-    def rotate_output(self, out: jax.Array, positions: jax.Array, lengths: Any = None) -> jax.Array:
-        """The output [*B, T, H, F] with the rotation of values undone."""
-        return out
-
-    def rescale(self, out: jax.Array, lse: Any, state: Any) -> tuple[jax.Array, Any]:
-        """The output [B, H, T, F] and the logarithm of the sum of each row, [B, H, T, 1]."""
-        return out, lse
-
-    # In engines.
-
-    def scores(self, q: "Side", k: "Side", states: Any) -> Any:
-        """What it adds to the scores of a block, by its definition, or None.
-
-        Float32 [B or 1, H or 1, T, S]; `states` are the term's of queries and keys.
-        """
-        return None
-
-    def along(self, line: Any, q: "Side", k: "Side", states: Any) -> Any:
-        """The same at contiguous positions, from its values along the diagonals (a `Line`)."""
-        return None
-
-    def dotted_with(self, q: "Side", k: "Side", states: Any) -> Any:
-        """What its vectors of distances are dotted with: "q" or "k", and numbers of that side.
-
-        Float32 [B or 1, H or K, T or S, width of a vector].
-        """
-        return None
+    def key_width(self) -> int:
+        """How many numbers of a key's state it reads, the last ones; a cache holds them."""
+        return 0 if self.state is None else self.state.width
 
     def prepare(self, q: "Side", k: "Side", states: Any, scale: float) -> Any:
-        """Its states of queries and of keys as `scores` takes them, made once per call."""
+        """Its states of queries and of keys as its other methods take them, made once per call."""
         return states
-
-    def products(self, q: "Side", k: "Side", states: Any) -> Any:
-        """What replaces q·k, float32 [B, H, T, S], or None."""
-        return None
-
-    def rescore(self, scores: Any, bias: Any, q: "Side", scale: float, pairs: Any) -> Any:
-        """What it adds to whole rows of scores, from them and the biases, or None."""
-        return None
-
-    def values(self, weights: jax.Array, q: "Side", k: "Side") -> Any:
-        """What weights [B, H, T, S] add to the output, float32 [B, H, T, F], or None."""
-        return None
-
-    def values_along(self, line: Any, weights: jax.Array) -> Any:
-        """The same at contiguous positions."""
-        return None
-
-    def bound(self, distance: jax.Array, states: Any) -> Any:
-        """Upper bound of a bias that `decays`, minus its value for a token and itself.
-
-        float32 [B or 1, H or 1, *n] for the nearest two tokens of blocks, which are `distance` [*n]
-        apart and have `states`.
-        """
-        return None
-
-    def key_bias(self, side: "Side", state: Any) -> Any:
-        """u of a kind that is `of_keys`: keys that are not later get u of the key - u of the query.
-
-        The softmax ignores the query's part. Two float32 arrays [B or 1, H, T] whose sum is u, for
-        positions in the order of the tokens.
-        """
-        return None
-
-    def visible(self, q: "Tokens", k: "Tokens") -> Any:
-        """Which pairs it leaves visible: bool [B or 1, 1, T, S]; None: all."""
-        return None
 
     def without_state_arrays(self) -> Any:
         """The term without the parameters of its state, which is computed before an engine runs."""
@@ -254,13 +165,126 @@ class State(Term):
 
 
 class ScoreTerm(Term):
-    """A kind with a formula for every pair, `scores`: every engine but kernels accepts these."""
+    """Adds a score to each pair, by the formula `scores`.
 
-    reads = "pairs"
-    positions_alone: ClassVar[bool] = False  # `scores` reads positions, and nothing else of a token
+    Attributes:
+      scaled: its scores are multiplied by the scale, as q·k is.
+      positions_alone: `scores` reads positions, and nothing else of a token.
+      decays: it never rises as two tokens get farther apart; it then has a `bound`.
+    """
+
+    scaled: ClassVar[bool] = False
+    by_head: ClassVar[bool] = False
+    positions_alone: ClassVar[bool] = False
+    decays: bool = False
+
+    @property
+    def is_key_bias(self) -> bool:
+        """Whether it is, before a query, u of the key - u of the query: it has a `key_bias`."""
+        return False
 
     def scores(self, q: Side, k: Side, states: Any) -> jax.Array:
         """Float32 [B or 1, H or 1, T, S]; `states` are the term's states of queries and keys."""
+        raise NotImplementedError
+
+    def bound(self, distance: jax.Array, states: Any) -> jax.Array:
+        """Upper bound of a bias that `decays`, minus its value for a token and itself.
+
+        float32 [B or 1, H or 1, *n] for the nearest two tokens of blocks, which are `distance` [*n]
+        apart and have `states`.
+        """
+        raise NotImplementedError
+
+    def key_bias(self, side: Side, state: Any) -> tuple[jax.Array, jax.Array]:
+        """u of a key bias: keys that are not later get u of the key - u of the query.
+
+        The softmax ignores the query's part. Two float32 arrays [B or 1, H, T] whose sum is u, for
+        positions in the order of the tokens.
+        """
+        raise NotImplementedError
+
+
+class ProductTerm(Term):
+    """Replaces q·k; at most one per call. `slow_on_diagonal`: a pair costs more near a query."""
+
+    slow_on_diagonal: ClassVar[bool] = False
+
+    def products(self, q: Side, k: Side, states: Any) -> jax.Array:
+        """What replaces q·k, before the scale: float32 [B, H, T, S]."""
+        raise NotImplementedError
+
+
+class RowTerm(Term):
+    """Adds to a pair what follows from sums along its row, over the keys to the right.
+
+    Engines visit the blocks of a row from the right, and carry `carry` numbers per query from each
+    to the next; the last block gets zeros.
+
+    Attributes:
+      carry: how many numbers.
+      decays: the bias of a key never exceeds that of the keys to its right, nor 0.
+    """
+
+    carry: ClassVar[int] = 1
+    decays: bool = False
+
+    def row_bias(
+        self, products: jax.Array, states: Any, visible: jax.Array, before: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The bias of a block of a row, and what to carry to the block on its left.
+
+        Args:
+          products: q·k times the scale, float32 [B, H, T, S].
+          states: what `prepare` gives.
+          visible: which pairs are visible, bool [B or 1, H or 1, T, S].
+          before: what the block on the right carries, [B, H, T, carry].
+        """
+        raise NotImplementedError
+
+    def settled(self, before: jax.Array) -> jax.Array:
+        """Whether all keys farther left have the same bias, [B, H, T, 1]."""
+        return jnp.full((*before.shape[:3], 1), False)
+
+    def bias_of(self, states: Any, before: jax.Array) -> jax.Array:
+        """Of a kind that `decays` or settles, the bias of the next key: float32 [B, H, T, 1]."""
+        raise NotImplementedError
+
+
+class Outside(Term):
+    """Acts before or after an engine, which needs nothing of it."""
+
+    @property
+    def key_width(self):
+        return 0
+
+
+class Rotates(Outside):
+    """Maps vectors by their positions.
+
+    Its fields `q`, `k`, `v` and `out`, as far as it has them, are functions of those of one side:
+    `(arrays, x, positions)`, then the state and the lengths of documents if it reads them.
+    """
+
+    arrays: Any = None
+    by_length: bool = False  # its functions take the length of each token's document
+
+    def rotate(
+        self, side: str, x: jax.Array, positions: Any, state: Any = None, lengths: Any = None
+    ) -> jax.Array:
+        """Vectors [*B, T, H or K, E] of a side: "q", "k", "v", or "out", outputs rotated back."""
+        function = getattr(self, side, None)
+        if function is None:
+            return x
+        more = () if self.state is None else (state,)
+        more += (lengths,) if self.by_length else ()
+        return function(self.arrays, x, positions, *more)
+
+
+class ResultTerm(Outside):
+    """Changes the output by the sum of each row."""
+
+    def rescale(self, out: jax.Array, lse: jax.Array, state: Any) -> tuple[jax.Array, jax.Array]:
+        """The output [B, H, T, F] and the logarithm of the sum of each row, [B, H, T, 1]."""
         raise NotImplementedError
 
 

@@ -9,18 +9,23 @@ from typing import Any
 from pe_jax.encodings.terms.rows import PathProduct
 from pe_jax.encodings.terms.scores import ChannelDecay, PairBias
 from pe_jax.encodings.terms.softmax import Sink, Unnormalized
-from pe_jax.encodings.terms.term import Term, select
+from pe_jax.encodings.terms.term import Outside, ResultTerm, RowTerm, select
 from pe_jax.encodings.terms.vectors import Rotation, Scale, TracedScalars, Views
 
 
 def reads_lse(terms: tuple) -> bool:
     """Whether the logarithms of rows' sums change the output."""
-    return any(type(term).rescale is not Term.rescale for term in terms)
+    return bool(select(terms, ResultTerm))
+
+
+def inside(terms: tuple) -> list:
+    """The terms that engines evaluate."""
+    return [term for term in terms if not isinstance(term, Outside)]
 
 
 def sums_rows(terms: tuple) -> bool:
     """Whether a score depends on other keys of its row: devices cannot share rows."""
-    return any(term.reads in ("later keys", "rows") for term in terms)
+    return any(term.whole_rows or isinstance(term, RowTerm) for term in terms)
 
 
 def scale(terms: tuple, head_dim: int) -> Any:

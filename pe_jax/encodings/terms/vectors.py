@@ -12,29 +12,35 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms.term import Side, State, Term, kind, require_positive, static
+from pe_jax.encodings.terms.term import (
+    Outside,
+    Rotates,
+    Side,
+    State,
+    Term,
+    kind,
+    require_positive,
+    static,
+)
 from pe_jax.numerics.arrays import align
 
 
 @kind
-class Input(Term):
+class Input(Outside):
     """Adds `fn(arrays, positions, width)` [*B, T, D] to the input of the first layer, D = width."""
-
-    reads = "outside"
 
     fn: Callable = static()
     arrays: Any = None
 
 
 @kind
-class QueryBias(Term):
+class QueryBias(Outside):
     """Adds u [H, E] to every query, before any rotation."""
-
-    reads = "outside"
 
     u: jax.Array
 
-    def shift(self, q):
+    def shift(self, q: jax.Array) -> jax.Array:
+        """Queries [*B, T, H, E] plus u."""
         return q + align(self.u.astype(q.dtype), q)
 
     def for_heads(self, share):
@@ -124,7 +130,7 @@ def _part(x: jax.Array, n: Any, count: int) -> jax.Array:
 
 
 @kind
-class Rotation(Term):
+class Rotation(Rotates):
     """Maps each query and each key by its position: `q(arrays, x, positions)`, `k(…)`.
 
     x is [*B, T, H or K, E]; the result keeps its dtype and may be wider. A cache keeps the mapped
@@ -141,8 +147,6 @@ class Rotation(Term):
       by_length: the functions take the length of each token's document, [*B, T], last.
     """
 
-    reads = "outside"
-
     q: Callable | None = static()
     k: Callable | None = static()
     arrays: Any = None
@@ -158,15 +162,9 @@ class Rotation(Term):
         arrays = jax.tree.map(lambda x: share(x, axis), self.arrays)
         return dataclasses.replace(self, arrays=arrays)
 
-    def rotate(self, side, x, positions, state=None, lengths=None):
-        function = self.q if side == "q" else self.k
-        more = () if self.state is None else (state,)
-        more += (lengths,) if self.by_length else ()
-        return x if function is None else function(self.arrays, x, positions, *more)
-
 
 @kind
-class ValueRotation(Term):
+class ValueRotation(Rotates):
     """Rotates each value by its position, and each output back by the query's position.
 
     What a value adds to an output then depends on the distance only. Both functions are
@@ -180,25 +178,15 @@ class ValueRotation(Term):
       by_length: as for `Rotation`.
     """
 
-    reads = "outside"
-
     v: Callable = static()
     out: Callable = static()
     arrays: Any = None
     by_length: bool = static(default=False)
 
-    def rotate_values(self, v, positions, lengths=None):
-        return self.v(self.arrays, v, positions, *((lengths,) if self.by_length else ()))
-
-    def rotate_output(self, out, positions, lengths=None):
-        return self.out(self.arrays, out, positions, *((lengths,) if self.by_length else ()))
-
 
 @kind
-class Scale(Term):
+class Scale(Outside):
     """The factor of q·k and the scaled kinds, instead of 1/sqrt(E); at most one."""
-
-    reads = "outside"
 
     value: float = static()
 
@@ -209,9 +197,6 @@ class Scale(Term):
 @kind
 class TracedScalars(Term):
     """The scale and the cap of a call if they are traced, float32 [1], with gradients."""
-
-    reads = "pairs"
-    by_head = True
 
     scale: jax.Array | None = None
     logit_cap: jax.Array | None = None

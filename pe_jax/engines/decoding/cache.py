@@ -106,7 +106,7 @@ def empty(
     ring = ring_buffer(terms, capacity, window, sinks)
     capacity = capacity if ring is None else ring.rows
     shape = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
-    relative = any(term.reads_raw == "k" for term in terms)
+    relative = kinds.select(terms, kinds.RelativeQueries)
     rotated = any(rotation.k is not None for rotation in select(terms, kinds.Rotation))
     far = relative and one_token.distances(terms, capacity) < capacity
 
@@ -125,8 +125,8 @@ def empty(
         return jnp.zeros((batch, heads, rows, width), dtype)
 
     def state(term: Any):
-        if term.reads_keys:
-            return zeros(dims.heads, term.state.width // (1 + term.halved), jnp.float32)
+        if term.key_width:
+            return zeros(dims.heads, term.key_width, jnp.float32)
         if term.state is not None and term.state.after is not None:
             return zeros(dims.heads, term.state.width, jnp.float32, 1)
         return None
@@ -252,7 +252,7 @@ def extend(
     rotated = outside.rotate(own_terms, "q", q, positions, states)
     terms, no_states = own_terms + added, (None,) * len(added)
     single = single and indices is None and mask is None and not chunks
-    single = single and not any(term.reads == "rows" for term in terms)
+    single = single and not any(term.whole_rows for term in terms)
     missing = cache.tables is None and (single or cache.far is not None)
     tables: Any = one_token.tables(own_terms, cache.capacity) if missing else cache.tables
     keys = outside.rotate(own_terms, "k", k, positions, states)
@@ -340,7 +340,7 @@ def _states(cache: Cache, terms: tuple, x, positions, indices: Any) -> tuple:
         before = None
         if term.state.after is not None:
             last = cache.length - 1
-            if cache.ring is not None and term.reads_keys:
+            if cache.ring is not None and term.key_width:
                 last = cache.ring.row(last)
             last = jnp.clip(last, 0, old.shape[2] - 1)
             before = jax.lax.dynamic_index_in_dim(old, last, 2, keepdims=False)
@@ -373,7 +373,7 @@ def _sum_of_tokens(term: Any, x, positions, before, new: Indices) -> jax.Array:
 def _rows(cache: Cache, terms: tuple, tables: Any, keys, k, v, states, positions, dims) -> Rows:
     """The rows that the cache keeps of new tokens; `keys` are rotated."""
     key_states = [
-        swap(state)[..., -old.shape[-1] :] if term.reads_keys else None
+        swap(state)[..., -term.key_width :] if term.key_width else None
         for term, state, old in zip(terms, states, cache.states, strict=True)
     ]
     far = None
@@ -386,7 +386,7 @@ def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
     """The cache with the last value of each running sum that is not kept per key."""
     updated = list(cache.states)
     for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
-        if old is not None and not term.reads_keys:
+        if old is not None and not term.key_width:
             updated[i] = write_rows(old, swap(states[i])[:, :, -1:], 0, 2)
     return dataclasses.replace(cache, states=tuple(updated))
 
@@ -419,7 +419,7 @@ def _call(
     """The call of the new tokens against `rows`; `tokens` are those of both sides."""
     row_states = rows.states + (None,) * (len(terms) - len(rows.states))
     pairs = zip(terms, row_states, strict=True)
-    k_states = tuple(state if term.reads_keys else None for term, state in pairs)
+    k_states = tuple(state if term.key_width else None for term, state in pairs)
     k_raw = (rows.k if rows.k_raw is None else rows.k_raw).astype(q.dtype)
     q_raw, k_raw = outside.read_raw(terms, swap(q), k_raw)
     q_side = Side(swap(rotated), q_raw, jax.tree.map(swap, states), tokens[0])

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.encodings.terms import DistanceTerm, RelativeQueries, Side, Tokens, select
 from pe_jax.engines import block
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import LOWEST
@@ -63,7 +63,7 @@ def _roll(x: jax.Array, shift: jax.Array, axis: int) -> jax.Array:
 
 def distances(terms: tuple, rows: int) -> int:
     """How many distances differ among `rows`: n."""
-    horizons = [term.horizon for term in terms if term.in_tables]
+    horizons = [term.horizon for term in select(terms, DistanceTerm)]
     if not horizons or None in horizons:
         return rows if horizons else 1
     return min(rows, max(max(high, 0) for _, high in horizons) + 1)
@@ -72,14 +72,14 @@ def distances(terms: tuple, rows: int) -> int:
 def tables(terms: tuple, rows: int) -> tuple[Any, ...]:
     """For each term its values at n distances, float32 [H or 1, n, …]; None for other kinds."""
     away = jnp.arange(distances(terms, rows) - 1, -1, -1, dtype=jnp.int32)
-    return tuple(term.at(away) if term.in_tables else None for term in terms)
+    return tuple(t.at(away) if isinstance(t, DistanceTerm) else None for t in terms)
 
 
 def far(terms: tuple, held: Any, k_raw: jax.Array, heads: int) -> jax.Array:
     """k·relative_queries past the horizon: float32 [B, H, T] for k_raw [B, K, T, E]."""
     raw, products = k_raw.astype(jnp.float32), []
     for term, table in zip(terms, held, strict=True):
-        if term.reads_raw == "k":
+        if isinstance(term, RelativeQueries):
             vectors = jnp.broadcast_to(table[:, 0], (heads, table.shape[2]))
             vectors = vectors.reshape(k_raw.shape[1], -1, table.shape[2])  # by key head
             products.append(jnp.einsum("bkte,kge->bkgt", raw, vectors))
@@ -135,9 +135,9 @@ class RowLine(NamedTuple):
     far: Any
 
     def spread(self, rows: int, columns: int) -> jax.Array:
-        """Biases of the row: [H or 1, 1, S]."""
+        """Biases of the row: [1, H or 1, 1, S]."""
         near = self.values[None]
-        return self.view.by_row(near, near[..., :1])[0, :, None]
+        return self.view.by_row(near, near[..., :1])[:, :, None]
 
     def products(self, x: jax.Array, columns: int) -> jax.Array:
         """The query [B, H, 1, E] times the vectors of its row: [B, H, 1, S]."""
@@ -168,7 +168,7 @@ def _lines(terms: tuple, held: Any, view: "View") -> tuple:
     """For each term its values along the row, or None; the first relative queries have `far`."""
     lines, far = [], view.far
     for term, table in zip(terms, held, strict=True):
-        relative = term.reads_raw == "k"
+        relative = isinstance(term, RelativeQueries)
         line = RowLine(table, view, far if relative else None)
         lines.append(None if table is None else line)
         if relative and far is not None:  # the sum over all such terms, added once

@@ -54,6 +54,6 @@ def ring_buffer(terms: tuple, capacity: int, window: int | None, sinks: int) -> 
     """
     if window is None or sinks + window >= capacity or kinds.sums_rows(terms):
         return None
-    if sinks and any(term.in_tables for term in terms):
+    if sinks and kinds.select(terms, kinds.DistanceTerm):
         return None
     return RingBuffer(window, sinks)

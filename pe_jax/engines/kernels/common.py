@@ -41,7 +41,7 @@ def unsupported(
 
     Subclasses of a kind may mean something else: they are refused.
     """
-    inside = [type(term) for term in terms if term.reads != "outside"]
+    inside = map(type, kinds.inside(terms))
     missing = [kind.__name__ for kind in inside if kind not in KINDS]
     if missing:
         return f"it has no {' or '.join(dict.fromkeys(missing))}"
@@ -163,11 +163,16 @@ def with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[
     return q._replace(x=x), k._replace(x=y)
 
 
-def with_key_biases(scale: float, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
-    """q and k with 8 channels more in front, whose products are the biases `of_keys`.
+def is_key_bias(term: kinds.Term) -> bool:
+    """Whether a term depends on the key alone, as far as the softmax sees."""
+    return isinstance(term, kinds.ScoreTerm) and term.is_key_bias
 
-    As u_j - u_i (`Term.key_bias`) a bias is a product of channels: the softmax needs u_j alone, but
-    with u_i scores stay small and their sums exact: the pieces of u_j and u_i cancel in turn, the
+
+def with_key_biases(scale: float, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
+    """q and k with 8 channels more in front, whose products are the key biases.
+
+    As u_j - u_i (`key_bias`) a bias is a product of channels: the softmax needs u_j alone, but with
+    u_i scores stay small and their sums exact: the pieces of u_j and u_i cancel in turn, the
     largest first, before q·k is added. With bfloat16 inputs and float32 sums, in the order of the
     channels, scores of weights above 10⁻⁶ are off by 4·10⁻⁶ at 4,096 and at 32,768 tokens for the
     slope 2^-0.72, by 2·10⁻³ and 2·10⁻² without u_i; where the scale is no power of two, by 2·10⁻⁴
@@ -177,7 +182,7 @@ def with_key_biases(scale: float, terms: tuple, q: Side, k: Side) -> tuple[Side,
     biased = [
         [term.key_bias(side, state) for side, state in zip((q, k), states, strict=True)]
         for term, *states in zip(terms, q.states, k.states, strict=True)
-        if term.of_keys
+        if is_key_bias(term)
     ]
     if not biased:
         return q, k
@@ -209,19 +214,19 @@ def unsupported_by_stock(
     """What a kernel that only computes q·k, of any channels, lacks for a call; None: nothing."""
     if (why := unsupported(spec, terms, q, k, v, dtypes)) is not None:
         return why
-    of_keys = [term for term in terms if term.of_keys]
+    key_biases = [term for term in terms if is_key_bias(term)]
     missing = [
         type(term).__name__
         for term in select(terms, *KINDS)
-        if not term.of_keys and type(term) is not kinds.TokenProduct
+        if not is_key_bias(term) and type(term) is not kinds.TokenProduct
     ]
     reasons = {
         f"it has no {' or '.join(dict.fromkeys(missing))}": bool(missing),
         "it has no gradient of row sums": spec.lse,
         "queries and keys are not the same tokens in order": not spec.aligned,
-        "biases of keys that are seen from both sides, or at explicit positions": bool(of_keys)
+        "biases of keys that are seen from both sides, or at explicit positions": bool(key_biases)
         and not (spec.causal and spec.in_order),
-        "biases of keys in float16": bool(of_keys) and q.x.dtype == jnp.float16,
+        "biases of keys in float16": bool(key_biases) and q.x.dtype == jnp.float16,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -239,12 +244,13 @@ def stock_is_faster(
     with the sums of columns in bfloat16, FoX's weights got theirs with an error of 2 % at 512
     tokens and of 5 % at 2,048, with ours of 0.2 %.
     """
-    of_keys, width = [term for term in terms if term.of_keys], q.x.shape[-1]
-    if not of_keys:
+    width = q.x.shape[-1]
+    key_biases = [term for term in terms if is_key_bias(term)]
+    if not key_biases:
         return True
     fits = (width + 2 * PIECES - 1) // lanes == (width - 1) // lanes
     skips = ScorePlan.fields(spec, terms)["decays"] and q.x.shape[2] > SKIPS_LITTLE
-    learned = not all(term.constant for term in of_keys)
+    learned = select(terms, kinds.TokenBias)
     return fits and not skips and not (learned and q.x.dtype != jnp.float32)
 
 

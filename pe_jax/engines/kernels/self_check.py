@@ -168,8 +168,11 @@ def _outcome(attend: Callable, case: Call) -> dict[str, jax.Array]:
                 pairs = zip(states, k.states, strict=True)
                 states = states, tuple(None if old is None else new for new, old in pairs)
             sides = (Side(numbers["qk"[n]], raw[n], states[n], tokens[n]) for n in range(2))
-            stopped = (jax.lax.stop_gradient(t) if t.constant else t for t in numbers["terms"])
-            out, lse = attend(spec, tuple(stopped), *sides, numbers["v"])
+            terms = (
+                jax.lax.stop_gradient(term) if getattr(term, "linear", False) else term
+                for term in numbers["terms"]
+            )
+            out, lse = attend(spec, tuple(terms), *sides, numbers["v"])
             sums = jnp.where(lse > reference.LOWEST / 2, lse, 0) if spec.lse else None
             return {"the output": out, "row sums": sums}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 from jax.sharding import PartitionSpec
 
-from pe_jax.encodings.terms import Side
+from pe_jax.encodings.terms import Mask, Side
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded.layout import RowSharded
@@ -38,7 +38,8 @@ def attend(
         return PartitionSpec(None if len(x) < rows else layout.batch)
 
     def of_term(term):  # masks have arrays of rows, the others of parameters
-        return jax.tree.map(partition if term.hides else lambda x: PartitionSpec(), term)
+        each = partition if isinstance(term, Mask) else lambda x: PartitionSpec()
+        return jax.tree.map(each, term)
 
     operands = (q, k, v), options
     return jax.shard_map(

@@ -53,7 +53,7 @@ class TileHops(NamedTuple):
         Each hop makes tables of its distances: tables of all distances of a row would not shrink
         with the number of devices.
         """
-        block.require_known(terms, ("pairs",), "a ring")
+        block.require_known(terms, "a ring", block.PAIRS)
         (batch, heads, length, _), kv_heads = q.x.shape, k.x.shape[1]
         run = length // split.runs_per_row
         queries = batch // split.batch, heads // split.heads, run

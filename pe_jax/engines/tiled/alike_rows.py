@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms import Side, Term
+from pe_jax.encodings.terms import ScoreTerm, Side
 
 
-def scores(term: Term, q: Side, k: Side, states: Any) -> Any:
+def scores(term: ScoreTerm, q: Side, k: Side, states: Any) -> Any:
     """`term.scores`, evaluated once for all rows of the batch that have the same positions.
 
     The others are evaluated one by one. The shared positions are the greatest of all rows: those of
@@ -16,8 +16,7 @@ def scores(term: Term, q: Side, k: Side, states: Any) -> Any:
     """
     positions = q.tokens.positions, k.tokens.positions
     batch = max(map(len, positions))
-    of_positions = getattr(term, "positions_alone", False) and term.distances != "formula"
-    if batch == 1 or not of_positions:
+    if batch == 1 or not term.positions_alone:
         return term.scores(q, k, states)
     q, k = (side._replace(x=side.x[:1]) for side in (q, k))  # for the number of heads
 

@@ -60,7 +60,7 @@ def attend(
     Raises:
       ValueError: a kind of term that this engine does not support.
     """
-    block.require_known(terms, ("pairs", "later keys"), "the tiled engine")
+    block.require_known(terms, "the tiled engine")
     options = {"devices": devices(q.x, k.x, v), "segments": q.tokens.segments is not None}
     (batch, heads, queries, _), (_, kv_heads, keys, _) = q.x.shape, k.x.shape
     shapes = (batch, heads, queries), (kv_heads, keys)

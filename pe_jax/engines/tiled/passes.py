@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Tokens
 from pe_jax.encodings.terms.diagonals import Line
 from pe_jax.engines import block
@@ -149,12 +150,12 @@ class Group(NamedTuple):
             gap = tile.i * rows - tile.j * columns
             gap = gap if self.fixed.base is None else gap + self.fixed.base
         lines = []
-        for term, how, table in zip(inputs.terms, plan.by_distance, inputs.tables, strict=True):
-            if how == "formula":
+        for term, table in zip(inputs.terms, inputs.tables, strict=True):
+            if not (plan.spec.in_order and isinstance(term, kinds.ByDistance)):
+                lines.append(None)
+            elif not isinstance(term, kinds.DistanceTerm):
                 relative = jnp.arange(rows - 1, -columns - 1, -1, dtype=jnp.int32)
                 lines.append(Line(term.at(gap + relative), rows - 1))
-            elif not how:
-                lines.append(None)
             elif self.window(tile) is not None:
                 lines.append(Line(table, rows - 1))
             else:  # without the entries beyond the tile
@@ -208,11 +209,11 @@ class Group(NamedTuple):
             bias, sums = _cut(self.reach, first, size, 2), iter(before)
             states = jax.tree.map(lambda x: _cut(x, first, size, 2), self.operands.q.states)
             for term, state in zip(terms, states, strict=True):
-                if term.reads == "later keys":
+                if isinstance(term, kinds.RowTerm):
                     bias = bias + term.bias_of((state, None), next(sums))
             rows = bias - weight >= skipping.NEGLIGIBLE
         else:
-            summed = [term for term in terms if term.reads == "later keys"]
+            summed = kinds.select(terms, kinds.RowTerm)
             unsettled = [~term.settled(x) for term, x in zip(summed, before, strict=True)]
             rows = functools.reduce(jnp.logical_or, unsettled)
         if self.fixed.q.segments is not None:  # padding would never stop
@@ -358,10 +359,10 @@ def _tile_gradients(
 
 
 def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tuple, Any]:
-    """The sums that block row i carries into each of its tiles, [k_blocks, b, h, r, 1].
+    """The sums that block row i carries into each of its tiles, [k_blocks, b, h, r, carry].
 
     Backward, the gradient of a sum from the right is a sum from the left. So the row is visited
-    twice: from the right for these sums (one number per row, tile and term), then from the left.
+    twice: from the right for these sums (one `carry` per row, tile and term), then from the left.
     Also returns how many tiles count.
     """
     plan = group.plan

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms import Side, Term, Tokens
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled import skipping
 from pe_jax.engines.tiled.groups import Axes, Groups
@@ -63,8 +64,6 @@ class Plan(NamedTuple):
       grid: the tiles.
       groups: the heads that take turns.
       lengths: tokens of queries and of keys, without padding.
-      by_distance: for each term whether it is evaluated along diagonals: by its "formula" or from
-        a "table"; or "", by its definition.
       gaps: distances of a tile's first query and first key in near tiles, the greatest first.
       uniform: whether in all other tiles a term of distances has the same value for every pair.
       one_by_one: whether each near tile is compiled for its distances: if they are the diagonal and
@@ -81,7 +80,6 @@ class Plan(NamedTuple):
     grid: Grid
     groups: Groups
     lengths: tuple[int, int]
-    by_distance: tuple[str, ...]
     gaps: tuple[int, ...]
     uniform: bool
     one_by_one: bool
@@ -97,7 +95,7 @@ class Plan(NamedTuple):
         """Whether the mask hides every distance below 0."""
         return self.spec.causal and self.spec.aligned
 
-    def range_of(self, term: Term) -> tuple[int, int]:
+    def range_of(self, term: kinds.DistanceTerm) -> tuple[int, int]:
         """The lowest and the highest distance in a term's table, if tables end at horizons."""
         queries, keys = self.lengths
         low, high = term.horizon or (1 - keys, queries - 1)
@@ -129,19 +127,12 @@ def make_plan(
       segments: whether tokens have segments.
       on_ring: whether these tokens are a device's part, with distances known only at run time.
     """
-    forms = ("table" if term.in_tables else term.distances for term in terms)
-    by_distance = tuple(forms) if spec.in_order else ("",) * len(terms)
-    by_head = all(
-        how or term.by_head or term.reads == "outside"
-        for how, term in zip(by_distance, terms, strict=True)
-    )
-    by_head &= not on_ring
-    slow = any(term.slow_on_diagonal for term in terms)
+    inside = kinds.inside(terms)
+    by_head = not on_ring and all(has_table(spec, term) or term.by_head for term in inside)
+    slow = any(term.slow_on_diagonal for term in kinds.select(terms, kinds.ProductTerm))
     grid, groups = arrange(queries, keys, sizes, devices, by_head, _reach(terms), slow)
     lengths = queries[2], keys[1]
-    inside = [term for term in terms if term.reads != "outside"]
-    sums = any(term.reads == "later keys" for term in inside)
-    hides = any(term.hides for term in inside)
+    sums, hides = (bool(kinds.select(terms, kind)) for kind in (kinds.RowTerm, kinds.Mask))
     padded = grid.lengths != lengths
     few = sizes == CHOSEN and max(lengths) <= SHORT and not on_ring
     plan = Plan(
@@ -149,7 +140,6 @@ def make_plan(
         grid,
         groups,
         lengths,
-        by_distance,
         gaps=(),
         uniform=False,
         one_by_one=True,
@@ -165,15 +155,20 @@ def make_plan(
     return _near_and_far(plan, terms)
 
 
+def has_table(spec: AttentionSpec, term: kinds.Term) -> bool:
+    """Whether tiles read a term from a table of its values by distance."""
+    return spec.in_order and isinstance(term, kinds.DistanceTerm)
+
+
 def _reach(terms: tuple) -> int:
     """The greatest distance within which vectors of distances differ."""
-    ends = [term.horizon or () for term in terms if term.distances == "vectors"]
+    ends = [term.horizon or () for term in kinds.select(terms, kinds.DistanceVectors)]
     return max((abs(end) for horizon in ends for end in horizon), default=0)
 
 
 def _near_and_far(plan: Plan, terms: tuple) -> Plan:
     """The plan with the gaps of tiles within the horizons; without a horizon, of the diagonal."""
-    tabled = [t for t, how in zip(terms, plan.by_distance, strict=True) if how == "table"]
+    tabled = kinds.select(terms, kinds.DistanceTerm)
     if any(term.horizon is None for term in tabled):
         return plan._replace(gaps=(0,))
     side, most = plan.grid.rows, plan.grid.q_blocks - 1
@@ -201,7 +196,7 @@ def lay_out(
         None,
         tuple(
             jax.tree.map(lambda _: None, term)  # no tile reads its arrays
-            if term.reads == "outside" or term.hides
+            if isinstance(term, kinds.Outside | kinds.Mask)
             else term.without_state_arrays()
             for term in terms
         ),
@@ -210,16 +205,17 @@ def lay_out(
     if plan.skips:
         x, y = operands.q.x, operands.k.x
         own_scores = skipping.own_scores(x, y, plan.spec.scale_of(terms))
-    masks = tuple(term for term in terms if term.hides)
+    masks = tuple(kinds.select(terms, kinds.Mask))
     return operands, Fixed(q_tokens, k_tokens, None, masks, dropout, own_scores)
 
 
 def with_tables(plan: Plan, operands: Operands, base: Any = None) -> Operands:
     """The operands with tables of terms of distances, evaluated once; `base` as in `Fixed`."""
     tables, terms = [], []
-    for term, how in zip(operands.terms, plan.by_distance, strict=True):
-        tables.append(_table(plan, term, base) if how == "table" else None)
-        terms.append(term.without_function_arrays() if how == "table" else term)
+    for term in operands.terms:
+        tabled = has_table(plan.spec, term)
+        tables.append(_table(plan, term, base) if tabled else None)
+        terms.append(term.without_function_arrays() if tabled else term)
     return operands._replace(tables=tuple(tables), terms=tuple(terms))
 
 

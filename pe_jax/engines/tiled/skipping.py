@@ -2,9 +2,9 @@
 
 As q·k ≤ |q|·max|k|, every score of a tile has a bound; where it is far below the score of each
 query's own key, the tile changes nothing. The bound holds if only biases that decay are added to
-q·k and each query sees its own key. `Term.bound` is the most that a bias is in a tile: for biases
-of distances at the nearest distance, for running sums of the input (FoX; Lin et al., "Adaptive
-Computation Pruning", arXiv 2504.06949) from the sums at the nearest two tokens.
+q·k and each query sees its own key. `ScoreTerm.bound` is the most that a bias is in a
+tile: for biases of distances at the nearest distance, for running sums of the input (FoX; Lin et
+al., "Adaptive Computation Pruning", arXiv 2504.06949) from the sums at the nearest two tokens.
 
 To skip more: give a kind a tighter `bound`, take smaller tiles (`TileSizes`), or raise NEGLIGIBLE
 towards 0, which costs accuracy: keys left out have weights below exp(NEGLIGIBLE).
@@ -26,9 +26,9 @@ NEGLIGIBLE = -30.0  # a key whose score is so far below another's has a weight b
 
 def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
     """Whether negligible tiles can be found: not where a term may hide a query's own key."""
-    inside = [term for term in terms if term.reads != "outside"]
-    decay = bool(inside) and all(term.decays and term.reads == "pairs" for term in inside)
-    placed = spec.contiguous or not any(term.distances for term in inside)
+    inside = kinds.inside(terms)
+    decay = bool(inside) and all(isinstance(t, kinds.ScoreTerm) and t.decays for t in inside)
+    placed = spec.contiguous or not kinds.select(terms, kinds.ByDistance)
     plain = kinds.views(terms) is None and spec.logit_cap is None
     return decay and placed and plain and spec.aligned
 
@@ -38,8 +38,8 @@ def can_stop(spec: AttentionSpec, terms: tuple) -> bool:
 
     Far keys are compared with the scores of visible pairs, so terms may hide some pairs.
     """
-    inside = [term for term in terms if term.reads != "outside" and not term.hides]
-    decay = bool(inside) and all(term.decays and term.reads == "later keys" for term in inside)
+    inside = [term for term in kinds.inside(terms) if not isinstance(term, kinds.Mask)]
+    decay = bool(inside) and all(isinstance(t, kinds.RowTerm) and t.decays for t in inside)
     return decay and kinds.views(terms) is None and spec.logit_cap is None
 
 
@@ -68,7 +68,7 @@ def negligible_tiles(plan: Any, operands: Any, fixed: Any) -> jax.Array:
     behind, ahead = gap - (grid.columns - 1), gap + grid.rows - 1
     most = excess[..., None]
     for term, *states in zip(operands.terms, operands.q.states, operands.k.states, strict=True):
-        if term.reads == "outside":
+        if isinstance(term, kinds.Outside):
             continue
         (first, last), (k_first, k_last) = (
             _ends(x, size) for x, size in zip(states, (grid.rows, grid.columns), strict=True)

@@ -50,7 +50,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         return why
     products = sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
     width = max(q.x.shape[-1] + products, v.shape[-1])
-    relative = any(term.distances == "vectors" for term in terms)
+    relative = bool(select(terms, kinds.DistanceVectors))
     chunked = any(in_chunks(spec, terms))
     low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
     axes = q.tokens.positions.shape[2:]

@@ -140,7 +140,7 @@ def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tu
 
 def _reads(terms: tuple, biased: bool) -> str:
     """The most that a tile reads besides q, k and v, of `launches.READS`."""
-    if any(term.distances == "vectors" for term in terms):
+    if select(terms, kinds.DistanceVectors):
         return "vectors"
     if biased:
         return "bias"
@@ -160,8 +160,8 @@ def make_arrays(
     )
     rows, columns = [], []
     for term, *states in zip(terms, q.states, k.states, strict=True):
-        if (dotted := term.dotted_with(q, k, states)) is not None:
-            side, factors = dotted
+        if isinstance(term, kinds.DistanceProducts):
+            side, factors = term.dotted_with(q, k, states)
             factors = common.pad(repeat_heads(factors, q.x.shape[1]), 2, tokens)
             product = common.multiply(factors, term.at(distance))
             product = product * plan.scale if term.scaled else product

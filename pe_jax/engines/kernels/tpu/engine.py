@@ -56,7 +56,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         return why
     if not spec.aligned:
         return "queries and keys are not the same tokens in order"
-    vectors = [term for term in terms if term.distances == "vectors"]
+    vectors = select(terms, kinds.DistanceVectors)
     if vectors and not spec.in_order:
         return "vectors of distances at explicit positions"
     numbers = sum(term.state.width for term in select(terms, kinds.TokenBias))

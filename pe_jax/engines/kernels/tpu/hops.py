@@ -41,7 +41,7 @@ class Kernels:
         q, k, v = operands.with_products(spec, terms, q, k, v)
         plan = engine.make_plan(spec, terms, q, self.block or block_of(run), self.interpret)
         # Products are channels of q and k by now.
-        elsewhere = tuple(t.reads == "outside" or isinstance(t, kinds.TokenProduct) for t in terms)
+        elsewhere = tuple(isinstance(term, kinds.Outside | kinds.TokenProduct) for term in terms)
         terms, q, k = query_chunks.of_kernels(elsewhere, terms, q, k)
 
         def vectors(side):

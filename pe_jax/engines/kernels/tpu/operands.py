@@ -67,9 +67,9 @@ def _vectors(plan: Plan, terms: tuple, q: Side, k: Side, falling: jax.Array, dty
         return jnp.broadcast_to(vectors, (q.x.shape[1], *vectors.shape[1:]))
 
     for term, *states in zip(terms, q.states, k.states, strict=True):
-        if (dotted := term.dotted_with(q, k, states)) is None:
+        if not isinstance(term, kinds.DistanceProducts):
             continue
-        side, factors = dotted
+        side, factors = term.dotted_with(q, k, states)
         name, of, distance = {"q": ("row", q, falling), "k": ("column", k, rising)}[side]
         shape = *of.x.shape[:3], factors.shape[3]
         factors = jnp.broadcast_to(repeat_heads(factors, shape[1]), shape)
