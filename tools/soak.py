@@ -27,12 +27,13 @@ import orbax.checkpoint as ocp
 from absl import app, flags, logging
 
 from experiments.reporting import results
-from experiments.running import launch, trainer_process
+from experiments.running import launch
 from experiments.running.provenance import commit, save_json
 from pe_jax.training import manifest
 from pe_jax.training.checkpoint import TEMPORARY, Checkpoints
 from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError
+from tools import trainer_process
 
 STEPS, SAVE_EVERY = 60, 5
 LATE = 0.1  # seconds at most from the awaited moment to the kill: a save takes about as long

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,6 @@ from pe_jax.validation import ConfigError
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
-def checks(config: CompareConfig, spec: str) -> list[Pair]:
-    """The (learning rate, encoding rate) pairs to try for a scheme; empty if there is only one."""
-    pairs = rate_search.grid(config, spec)
-    return pairs if len(pairs) > 1 else []
-
-
 def check_evaluation(config: CompareConfig) -> EvalConfig:
     """The evaluation of short runs: validation text, the training length, as many targets."""
     return dataclasses.replace(
@@ -82,7 +77,7 @@ def manifest(config: CompareConfig, source: Source) -> dict:
             "describe": source.corpus.describe(),
             "warning": source.corpus.warning,
         },
-        "checks": {spec: checks(config, spec) for spec in config.encodings},
+        "grids": {spec: rate_search.grid(config, spec) for spec in config.encodings},
         "versions": versions(PACKAGES),
         **environment(),
         "command": command("experiments.compare"),
@@ -139,15 +134,6 @@ def check_questions(config: CompareConfig, source: Source) -> None:
             )
 
 
-def warn_of_reference(config: CompareConfig, evaluator: Evaluator) -> None:
-    """Warns where the reference has no loss, so that no scheme can be compared with it."""
-    name = short_names(config.encodings)[config.reference]
-    for length in sorted({config.length, config.eval.lengths[-1]}):
-        if not evaluator.defined(length):
-            text = "reference=%r is not defined at %d tokens: no verdict there; choose another"
-            logging.warning(text, name, length)
-
-
 class SchemeRuns:
     """The runs of a scheme: chooses its rates, then trains every seed.
 
@@ -162,11 +148,15 @@ class SchemeRuns:
     """
 
     def __init__(
-        self, config: CompareConfig, sources: tuple[Source, Source], name: str, evaluator: Evaluator
+        self,
+        config: CompareConfig,
+        sources: tuple[Source, Source],
+        name: str,
+        pairs: list[Pair],
+        evaluator: Evaluator,
     ):
-        self.config, self.sources, self.name = config, sources, name
+        self.config, self.sources, self.name, self.pairs = config, sources, name, pairs
         self.model = evaluator.trainer.config
-        self.pairs = rate_search.grid(config, self.model.encoding)
         self.programs = {(config.steps, evaluator.trainer.mesh): evaluator}
 
     @property
@@ -271,10 +261,10 @@ class SchemeRuns:
         return Config(**common | fields)
 
 
-def validation_source(config: CompareConfig, source: Source) -> Source:
+def validation_source(config: CompareConfig, source: Source, grids: Iterable[list]) -> Source:
     """The data for learning rates and losses during training: other questions, or other text."""
     other = dataclasses.replace(source, question_set=1)
-    needed = config.eval.every or any(checks(config, spec) for spec in config.encodings)
+    needed = config.eval.every or any(len(pairs) > 1 for pairs in grids)
     if not needed or source.text is None:
         return other
     text = windows(source.corpus, source.tokens, check_evaluation(config))
@@ -293,23 +283,30 @@ def main(config: CompareConfig, last_look: bool = False) -> None:
         meshes = run_meshes(config)
         source = open_source(config)
         check_questions(config, source)
-        sources = source, validation_source(config, source)
-        batches(config, source, meshes[0])  # raises any data error before anything is written
         about = manifest(config, source)
+        sources = source, validation_source(config, source, about["grids"].values())
+        batches(config, source, meshes[0])  # raises any data error before anything is written
         about["looks"] = looks(config, about)
         config = with_vocab(config, source.vocab)
         names = short_names(config.encodings)
-        models = {names[str(model.encoding)]: model for model in config.models()}
+        models = {names[model.encoding]: model for model in config.models()}
         configs = {n: dataclasses.replace(config, model=model) for n, model in models.items()}
         evaluators = {n: Evaluator(prepare(c, meshes[0]), c.eval) for n, c in configs.items()}
-        warn_of_reference(config, evaluators[names[config.reference]])
+        reference = names[config.reference]
+        for length in sorted({config.length, config.eval.lengths[-1]}):
+            if not evaluators[reference].defined(length):
+                text = "reference=%r is not defined at %d tokens: no verdict there; choose another"
+                logging.warning(text, reference, length)
         kept = kept_text(config, source) if last_look else None
         if kept is not None:
             about["looks"].append({"command": about["command"], "windows": len(kept)})
     with driver.opened(workdir, "manifest.json", about, meshes) as runs:
         if kept is not None:
             return look(config, evaluators, kept)
-        works = [SchemeRuns(config, sources, n, e).work for n, e in evaluators.items()]
+        works = [
+            SchemeRuns(config, sources, name, about["grids"][spec], evaluators[name]).work
+            for spec, name in names.items()
+        ]
         failed = runs.run(sorted(works, key=lambda work: -len(work.steps)))
         measure_speed(config, {n: e for n, e in evaluators.items() if not failed[n]})
         show(workdir)

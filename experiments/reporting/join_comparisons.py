@@ -129,7 +129,7 @@ def joined(parts: Sequence[Results], target: Path) -> dict:
     sources = [m for manifest in manifests for m in (*manifest.get("before", ()), manifest)]
     config = {"workdir": str(target), "encodings": specs, "seed": seeds[0], "seeds": len(seeds)}
     return {
-        **{field: value for field, value in first.items() if field != "checks"},  # of one part
+        **{field: value for field, value in first.items() if field != "grids"},  # of one part
         "name": title(len(encodings), first["corpus"]["name"]),
         "encodings": [*encodings.values()],
         **references,

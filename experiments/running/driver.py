@@ -124,8 +124,12 @@ class Driver:
     ) -> dict | None:
         """The result of a run, as it is in its file; None if a signal came."""
         if run.file.exists():
-            table.skip(name, run.label, run.steps)
-            return json.loads(run.file.read_text())
+            try:
+                saved = json.loads(run.file.read_text())
+                table.skip(name, run.label, run.steps)
+                return saved
+            except ValueError as error:
+                logging.warning("%s: %s; the run is done again", run.file, error)
         if stop.signal is not None:
             return None
         failed = run.file.with_suffix(FAILED)

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import grain
 import jax
@@ -95,16 +95,27 @@ def run(config: Config, profile: bool = False) -> None:
         config = with_vocab(config, source.vocab)
         trainer = prepare(config)
         evaluator = Evaluator(trainer, config.eval)
-        if _is_finished(config, source):
+        finished, about = (folder / "evaluation.json").exists(), run_metadata(config, source)
+        if (folder / "config.json").exists():
+            saved = json.loads((folder / "config.json").read_text())
+            check_same(saved, about, (*BINDING, *(("steps", "eval") if finished else ())))
+        if finished:
             logging.info("%s is finished: nothing to do", folder)
             return
         batches(config, source, trainer.mesh)  # raises any data error before anything is written
         lock = contextlib.closing(Lock(folder)) if is_first else contextlib.nullcontext()
     with lock:
         if is_first:
-            save_json(folder / "config.json", run_metadata(config, source))
+            save_json(folder / "config.json", about)
         begin = time.monotonic()
-        state = _train_or_exit(config, source, evaluator, profile)
+        with signals.Stop() as stop:
+            worker = Worker(config.model.encoding, trainer.mesh, stop, metrics.log)
+            try:
+                state = train(config, source, evaluator, worker, profile=profile)
+            except Diverged as error:
+                print(f"error: {error}", file=sys.stderr)
+                sys.exit(1)
+        stop.leave()
         evaluation = {"status": "ok", "seconds": time.monotonic() - begin}
         evaluation |= evaluate(evaluator, source, state)
         if is_first:
@@ -197,30 +208,6 @@ def run_metadata(config: Config, source: Source) -> dict:
     return json.loads(json.dumps(fields))
 
 
-def _is_finished(config: Config, source: Source) -> bool:
-    """Whether the workdir holds the finished run; ConfigError if its configuration is another."""
-    folder = paths.folder(config.workdir)
-    finished = (folder / "evaluation.json").exists()
-    if (folder / "config.json").exists():
-        saved = json.loads((folder / "config.json").read_text())
-        fields = (*BINDING, "steps", "eval") if finished else BINDING
-        check_same(saved, run_metadata(config, source), fields)
-    return finished
-
-
-def _train_or_exit(config: Config, source: Source, evaluator: Evaluator, profile: bool) -> State:
-    """The state after the last step; exits with 1 on divergence, or with a signal's status."""
-    with signals.Stop() as stop:
-        worker = Worker(config.model.encoding, evaluator.trainer.mesh, stop, metrics.log)
-        try:
-            state = train(config, source, evaluator, worker, profile=profile)
-        except Diverged as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(1)
-    stop.leave()
-    return state
-
-
 def train(
     config: Config,
     source: Source,
@@ -256,7 +243,9 @@ def train(
         state, rows, done = _resumed(checkpoints, config, source, trainer, state, metadata)
         if done:
             logging.info("%s continues at step %d", worker.label, done)
-        at_peak = _tokens_at_peak(config, trainer)
+        peak = utilization.peak(trainer.mesh.devices.flat)  # None if unknown
+        flops = utilization.flops_per_token(trainer.config, trainer.shapes, config.length)
+        at_peak = None if peak is None else peak / flops
         writer = Metrics(folder, config.steps, worker.label, done, at_peak, worker.report)
         stack.enter_context(contextlib.closing(writer)).start(done)
         if worker.stop.due():  # a signal came while compiling: there is nothing to save
@@ -269,21 +258,25 @@ def train(
             with writer.paused():
                 profiler.before(step, state)
             state, step_metrics = trainer.step(state, trainer.put(batch), np.int32(config.seed))
-            _keep_in_step(state)
+            if jax.process_count() > 1 and jax.default_backend() == "cpu":
+                jax.block_until_ready(state)  # else they deadlock if one runs ahead
             in_flight.add(step_metrics.loss)
             losses.append(step_metrics.loss)
             stopping = worker.stop.due()  # read once: a signal may come at any moment
-            due = _due(config, step, stopping)
-            if due.row:
+            last, every = step == config.steps, config.eval.every
+            saves = stopping or last or (config.save_every > 0 and step % config.save_every == 0)
+            evaluates = every > 0 and not stopping and (last or step % every == 0)
+            if saves or evaluates or step == 1 or step % config.log_every == 0:
                 row = {name: float(value) for name, value in step_metrics._asdict().items()}
-                _check_finite(row["loss"], trainer, state, batch, step, checkpoints, due.save)
-                row["loss"], losses = _mean_finite(losses), []
-                if due.evaluation:
+                _check_finite(row["loss"], trainer, state, batch, step, checkpoints, saves)
+                taken = [x for x in map(float, losses) if np.isfinite(x)]  # others were skipped
+                row["loss"], losses = float(np.mean(taken)) if taken else np.nan, []
+                if evaluates:
                     with writer.paused():
                         loss = training_length_loss(evaluator, source, state, config.length)
                     row["eval_loss"] = loss
                 writer.write(step, config.batch * config.length, **row)
-            if due.save:
+            if saves:
                 with one_line_errors():
                     writer.upload()
                     checkpoints.save(step, state, rows, metadata)
@@ -291,34 +284,6 @@ def train(
             if stopping:
                 break
     return state
-
-
-def _tokens_at_peak(config: Config, trainer: Trainer) -> float | None:
-    """Tokens per second at which model FLOPs utilization is 1; None if the peak is unknown."""
-    peak = utilization.peak(trainer.mesh.devices.flat)
-    flops = utilization.flops_per_token(trainer.config, trainer.shapes, config.length)
-    return None if peak is None else peak / flops
-
-
-class Due(NamedTuple):
-    """What follows a step: a row of metrics, an evaluation, a checkpoint."""
-
-    row: bool
-    evaluation: bool
-    save: bool
-
-
-def _due(config: Config, step: int, stopping: bool) -> Due:
-    last = step == config.steps
-    save = stopping or last or _is_multiple(step, config.save_every)
-    evaluation = last or _is_multiple(step, config.eval.every)
-    evaluation = evaluation and config.eval.every > 0 and not stopping
-    row = save or evaluation or step == 1 or step % config.log_every == 0
-    return Due(row, evaluation, save)
-
-
-def _is_multiple(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 def _resumed(
@@ -370,19 +335,6 @@ def _next_batch(rows: Iterator[dict], step: int) -> dict:
             return next(rows)
         except Exception as error:  # readers raise exceptions of many kinds
             raise ConfigError(f"no data for step {step}: {error or repr(error)}") from error
-
-
-def _keep_in_step(state: State) -> None:
-    """Waits for the step on CPUs, where several processes would deadlock if one ran ahead."""
-    if jax.process_count() > 1 and jax.default_backend() == "cpu":
-        jax.block_until_ready(state)
-
-
-def _mean_finite(losses: list) -> float:
-    """The mean over steps that were not skipped; NaN if all were."""
-    values = np.asarray([float(loss) for loss in losses])
-    values = values[np.isfinite(values)]
-    return float(values.mean()) if values.size else np.nan
 
 
 def _check_finite(

@@ -10,12 +10,11 @@ import urllib.request
 import numpy as np
 import pytest
 
-from experiments.running import trainer_process
 from pe_jax.training import manifest, paths
 from pe_jax.training.checkpoint import Checkpoints
 from tests.faults import children
 from tests.faults.test_process_faults import CACHE
-from tools import soak
+from tools import soak, trainer_process
 
 pytest.importorskip("gcsfs", reason="pip install gcsfs")
 emulator = pytest.importorskip(

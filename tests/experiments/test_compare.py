@@ -235,7 +235,7 @@ def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared)
 def test_the_manifest_says_what_was_compared(compared):
     folder, _ = compared
     saved = json.loads((folder / "manifest.json").read_text())
-    assert {*saved} == {"config", "corpus", "checks", "looks", "versions", "command"} | {
+    assert {*saved} == {"config", "corpus", "grids", "looks", "versions", "command"} | {
         *environment()
     }
     about = results.read(folder).manifest

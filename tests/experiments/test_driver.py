@@ -83,6 +83,14 @@ def test_after_a_signal_no_run_starts(tmp_path):
     }
 
 
+def test_a_result_that_cannot_be_read_is_made_again(tmp_path, caplog):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.json").write_text('{"status": "o')
+    (result,) = drive(tmp_path, [work(tmp_path, "a", ok)])["a"]
+    assert result["status"] == "ok" and "0.json: Unterminated string" in caplog.text
+    assert json.loads((tmp_path / "a" / "0.json").read_text()) == result
+
+
 def test_runs_that_were_not_planned_count_from_their_start(tmp_path, caplog):
     with caplog.at_level("INFO", logger="absl"):
         drive(tmp_path, [work(tmp_path, "a", ok, ok, ok, planned=2)])

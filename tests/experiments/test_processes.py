@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from configs import train
-from experiments.running import trainer_process
 from experiments.running import training_loop as program
 from experiments.running.process import distributed
 from experiments.running.process.errors import one_line_errors
@@ -23,6 +22,7 @@ from pe_jax.training.config import Config, MeshConfig
 from pe_jax.training.step import Trainer
 from tests import processes
 from tests.faults.test_process_faults import CACHE
+from tools import trainer_process
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*.sh"))

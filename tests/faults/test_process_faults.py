@@ -10,10 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from experiments.running import trainer_process
 from pe_jax.training import manifest
 from tests.faults import children
-from tools import soak
+from tools import soak, trainer_process
 
 BOUND = 30  # seconds until the last of a group is down
 CACHE = pathlib.Path(__file__).parents[2] / ".jax_cache"

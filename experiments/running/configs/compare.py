@@ -112,10 +112,11 @@ def described(manifest: dict[str, Any]) -> dict[str, Any]:
     versions, the rates that each encoding tries. One that was joined, or is older, has such fields
     itself.
     """
-    if "checks" not in manifest:
+    if "grids" not in manifest:
         return manifest
     config = from_json(CompareConfig, manifest["config"])
     names = short_names(config.encodings)
+    grids = {spec: pairs if len(pairs) > 1 else [] for spec, pairs in manifest["grids"].items()}
     note = "A demonstration: one stated learning rate for all schemes."
     if config.rates:
         note = f"The learning rate of each scheme is the best of {len(config.rates)}."
@@ -130,7 +131,7 @@ def described(manifest: dict[str, Any]) -> dict[str, Any]:
         "primary": {"protocol": config.protocol, "length": config.eval.lengths[-1]},
         "secondary": {"protocol": config.protocol, "length": config.length},
         "encodings": [
-            {"name": name, "spec": spec, "folder": folder(spec), "checks": manifest["checks"][spec]}
+            {"name": name, "spec": spec, "folder": folder(spec), "checks": grids[spec]}
             for spec, name in names.items()
         ],
         "seeds": [*config.every_seed],
