@@ -19,7 +19,6 @@ from experiments.reporting.plotting import write_csv
 from experiments.running import driver, launch, rate_search, trained_run
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.devices import run_meshes
-from experiments.running.driver import Run, Runs, Work, Worker
 from experiments.running.process.errors import one_line_errors
 from experiments.running.provenance import command, environment, save_json, versions
 from experiments.running.rate_search import RATES, Pair
@@ -35,6 +34,7 @@ from experiments.running.training_loop import (
     train,
     with_vocab,
 )
+from experiments.running.work import Run, Runs, Work, Worker
 from pe_jax.encodings.base import Params
 from pe_jax.training import tasks
 from pe_jax.training.checkpoint import check_same

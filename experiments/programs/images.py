@@ -14,11 +14,11 @@ from experiments.reporting import plotting
 from experiments.reporting.images_report import View, differences, figure, lines, table, views
 from experiments.running import launch
 from experiments.running.configs.images import IMAGES, ImagesConfig
-from experiments.running.driver import Runs, Worker
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.rate_search import RATES, Pair
 from experiments.running.run_names import title
 from experiments.running.trials import Trials, completed
+from experiments.running.work import Runs, Worker
 from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT

@@ -14,10 +14,10 @@ from jax.sharding import Mesh
 from experiments.reporting import plotting, tasks_report
 from experiments.running import launch
 from experiments.running.configs.tasks import TasksConfig
-from experiments.running.driver import Runs, Worker
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.rate_search import Pair
 from experiments.running.trials import Trials, completed
+from experiments.running.work import Runs, Worker
 from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.step import POSITION_FOLD, Trainer, token_losses

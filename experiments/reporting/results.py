@@ -22,9 +22,9 @@ from experiments.reporting import statistics
 from experiments.reporting.scheme_styles import Style, styles
 from experiments.running import rate_search
 from experiments.running.configs.compare import CompareConfig, described
-from experiments.running.driver import FAILED
 from experiments.running.rate_search import Pair
 from experiments.running.run_names import rates_name
+from experiments.running.work import FAILED
 from pe_jax.training.checkpoint import BINDING
 from pe_jax.training.config import PROTOCOLS, from_json
 from pe_jax.validation import ConfigError

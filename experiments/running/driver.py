@@ -1,9 +1,8 @@
 """The driver of runs: which are finished, which fail and why, who trains which, the time left.
 
 A program has a list of `Work`: the runs of one scheme, say, which follow each other, as they share
-compiled programs and later ones depend on what earlier ones found. It is a generator: it yields a
-`Run` and gets its result back, a saved one or a new one. What is trained and in which order can be
-read there from top to bottom; that runs are kept, stopped, timed, or fail, is written here.
+compiled programs and later ones depend on what earlier ones found. That runs are kept, stopped,
+timed, or fail, is written here, once.
 """
 
 import contextlib
@@ -13,10 +12,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent import futures
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from absl import logging
 from jax.sharding import Mesh
@@ -26,60 +25,8 @@ from experiments.running.process.errors import one_line_errors
 from experiments.running.process.lock import Lock
 from experiments.running.provenance import environment, save_json
 from experiments.running.run_table import RunTable
-from pe_jax.training.metrics import Progress
+from experiments.running.work import FAILED, Run, Work, Worker
 from pe_jax.validation import ConfigError
-
-FAILED = ".failed"  # instead of the suffix of the result that a run should have written
-T = TypeVar("T")
-
-
-class Worker(NamedTuple):
-    """What a run gets.
-
-    Attributes:
-      label: of the run, which its reports have.
-      mesh: its devices.
-      stop: whether a signal came.
-      report: shows how far it is.
-    """
-
-    label: str
-    mesh: Mesh
-    stop: signals.Stop
-    report: Callable[[Progress], None]
-
-
-class Run(NamedTuple):
-    """One training, or one evaluation.
-
-    Attributes:
-      label: its name among all runs.
-      file: its result, JSON; the run is finished when it is there.
-      steps: that it trains; 0 if it is only evaluated.
-      train: returns the result, which has a "status"; None if a signal came first.
-    """
-
-    label: str
-    file: Path
-    steps: int
-    train: Callable[[Worker], dict | None]
-
-
-Runs = Generator[Run, dict, T]  # yields runs, gets their results, returns what came of them
-
-
-class Work(NamedTuple):
-    """Runs that follow each other.
-
-    Attributes:
-      name: of what they belong to.
-      steps: of each run that is known beforehand.
-      runs: all of them.
-    """
-
-    name: Hashable
-    steps: Sequence[int]
-    runs: Runs[Any]
 
 
 class Driver:

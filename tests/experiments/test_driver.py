@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.running import driver
-from experiments.running.driver import Run, Work
+from experiments.running.work import FAILED, Run, Work
 from pe_jax.validation import ConfigError
 
 
@@ -54,11 +54,11 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capsys, caplog
     reason = "MemoryError: RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"
     assert bad["reason"] == reason and f"a 0: {reason}\n" in capsys.readouterr().err
     assert "Traceback" in caplog.text and "in fails" in caplog.text
-    assert json.loads((tmp_path / "a" / f"0{driver.FAILED}").read_text())["reason"] == reason
+    assert json.loads((tmp_path / "a" / f"0{FAILED}").read_text())["reason"] == reason
     before = (tmp_path / "b" / "0.json").stat().st_mtime_ns
     again = drive(tmp_path, [work(tmp_path, "a", ok, fails), work(tmp_path, "b", fails)])
     assert again["a"][0]["5"] == "a 0" and again["a"][1] == after and again["b"] == [good]
-    assert not (tmp_path / "a" / f"0{driver.FAILED}").exists()
+    assert not (tmp_path / "a" / f"0{FAILED}").exists()
     assert (tmp_path / "b" / "0.json").stat().st_mtime_ns == before
 
 
