@@ -75,8 +75,8 @@ def differences(config: ImagesConfig, entries: list[dict]) -> dict[str, list[dic
 
 def _by_seed(entry: dict, view: str) -> dict | str:
     """The accuracy of each seed in a view, or why there is none."""
-    if any(status != "ok" for status in entry["status"].values()):
-        return "diverged"
+    if lost := [status for status in entry["status"].values() if status != "ok"]:
+        return lost[0]
     accuracy = entry["accuracy"][view]
     return "not defined" if None in accuracy.values() else accuracy
 

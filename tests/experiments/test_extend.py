@@ -169,6 +169,27 @@ def test_a_fine_tune_changes_the_model_is_stopped_and_goes_on_where_it_was(
     assert end.value.code == 2
 
 
+def test_a_method_that_fails_leaves_the_others_and_is_in_the_results(
+    base, tmp_path, monkeypatch, capsys
+):
+    evaluate = runs.evaluate
+
+    def fails(evaluator, *rest):
+        if "linear" in evaluator.trainer.config.encoding:
+            raise MemoryError("no room")
+        return evaluate(evaluator, *rest)
+
+    monkeypatch.setattr(runs, "evaluate", fails)
+    config = settings(base, tmp_path, encodings=("rope", "rope(scaling=linear(factor={factor}))"))
+    with pytest.raises(SystemExit) as end:
+        program.main(config)
+    shown = capsys.readouterr()
+    assert end.value.code == 1 and "linear seed 0: MemoryError: no room" in shown.err
+    rope, linear = json.loads((tmp_path / "results.json").read_text())["encodings"]
+    assert linear["seeds"]["0"]["plain"]["status"] == "failed" and "failed" in shown.out
+    assert rope["seeds"]["0"]["plain"]["status"] == "ok" and (tmp_path / "passkeys.png").exists()
+
+
 def refused(config, capsys, *words):
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:

@@ -364,3 +364,19 @@ def test_a_configuration_that_cannot_be_names_the_field_and_the_fix(tmp_path, fi
     with pytest.raises(ValueError) as info:
         settings(tmp_path, **fields).check()
     assert words in str(info.value) and "\n" not in str(info.value)
+
+
+def test_an_encoding_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
+    accuracies = program.accuracies
+
+    def fails(config, trainer, *rest):
+        if trainer.config.encoding == "nope":
+            raise MemoryError("no room")
+        return accuracies(config, trainer, *rest)
+
+    monkeypatch.setattr(program, "accuracies", fails)
+    with pytest.raises(SystemExit) as end:
+        program.main(settings(tmp_path, encodings=("nope", LEARNED), sides=(24,)))
+    shown = capsys.readouterr()
+    assert end.value.code == 1 and "nope index 0.01x1.0/seed0: MemoryError" in shown.err
+    assert "failed" in shown.out and (tmp_path / "accuracy.png").exists()
