@@ -24,16 +24,13 @@ from absl import flags
 from experiments.running import launch
 from experiments.running.configs.compare import CompareConfig
 
-JOIN = flags.DEFINE_list("join", [], "workdirs of comparisons to report as one; nothing is run")
 LAST_LOOK = flags.DEFINE_bool("last_look", False, "evaluate finished runs on the kept files alone")
 
 
 def main(config: CompareConfig) -> None:
-    """Joins comparisons, or runs one."""
+    """Runs a comparison."""
     from experiments.programs import compare  # imports take seconds, which --help and typos skip
 
-    if JOIN.value:
-        return compare.join(config, JOIN.value)
     return compare.main(config, LAST_LOOK.value)
 
 

@@ -1,9 +1,10 @@
 """Writes the report of a comparison again: one HTML file that needs nothing else.
 
     python -m experiments.report
-    python -m experiments.report --workdir=runs/joined
+    python -m experiments.report --join=runs/a,runs/b --workdir=runs/joined
 
-writes report.html with its figures and tables into the folder that `experiments.compare` filled.
+writes report.html with its figures and tables into the folder that `experiments.compare` filled; or
+that of several such folders, with other schemes or seeds of one comparison, as one.
 
     python -m experiments.report --series=runs/a,runs/b,runs/c --workdir=runs/series
 
@@ -18,6 +19,7 @@ from experiments.running import launch
 from pe_jax.training.paths import local
 
 WORKDIR = flags.DEFINE_string("workdir", "runs/compare", "folder that a comparison filled")
+JOIN = flags.DEFINE_list("join", [], "folders of comparisons to report as one, in --workdir")
 SERIES = flags.DEFINE_list(
     "series", [], "folders of comparisons of several sizes, or numbers of steps, for one figure"
 )
@@ -25,7 +27,7 @@ SERIES = flags.DEFINE_list(
 
 def main() -> None:
     """Builds the report of --workdir, or the figure of --series there."""
-    from experiments.reporting import comparison_report, plotting, results, series_figure
+    from experiments.reporting import comparison_report, joined, plotting, results, series_figure
 
     workdir = local("workdir", WORKDIR.value)
     if SERIES.value:
@@ -36,8 +38,10 @@ def main() -> None:
             launch.show(slopes)
         print(workdir / f"{drawing.stem}.png")
         return
-    path = comparison_report.build(workdir)
-    launch.show(comparison_report.summary(results.read(workdir)))
+    folders = [local("join", folder) for folder in JOIN.value]
+    found = joined.read(folders, workdir) if folders else results.read(workdir)
+    path = comparison_report.build(found)
+    launch.show(comparison_report.summary(found))
     print(path)
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from experiments.reporting import figures, results, series_figure, statistics, verdicts
 from experiments.reporting.results import Scheme
+from experiments.running import table
+from experiments.running.configs.compare import CompareConfig
 from pe_jax.training.config import PROTOCOLS
 from tools import results_docs
 
@@ -36,7 +38,7 @@ def test_the_figure_of_differences_has_the_numbers_of_the_verdicts(stem):
     found = results_docs.losses(FIGURES / f"{stem}.csv", trained)
     drawn = figures.differences_by_length(found, "non-overlapping", closely=True)
     means = {(name, length): mean for name, _, length, mean, *_ in drawn.rows}
-    decided = results_docs.rows_of(FIGURES / f"{stem}_verdicts.csv")
+    decided = table.read_csv(FIGURES / f"{stem}_verdicts.csv")
     compared = [row for row in decided if row["difference"]]
     assert len(compared) == {"released": 24, "field_2026": 20, "compare": 17}.get(stem, 10)
     for row in compared:
@@ -59,13 +61,13 @@ VERDICTS = sorted(path.stem.removesuffix("_verdicts") for path in FIGURES.glob("
 
 @pytest.mark.parametrize("stem", VERDICTS)
 def test_every_verdict_follows_from_the_losses_of_every_seed(stem):
-    losses = results_docs.rows_of(FIGURES / f"{stem}.csv")
-    decided = results_docs.rows_of(FIGURES / f"{stem}_verdicts.csv")
+    schemes = results.of_table(table.read(FIGURES / f"{stem}.csv"))
+    effect = CompareConfig().smallest_effect
+    decided = table.read_csv(FIGURES / f"{stem}_verdicts.csv")
     for question in {row["question"]: row for row in decided}.values():
         about = (question[field] for field in ("reference", "protocol", "length"))
         reference, protocol, length = about
-        found = results.of_table(losses, reference, int(length))
-        again = verdicts.decide(found.schemes, reference, protocol, int(length), found.effect)
+        again = verdicts.decide(schemes, reference, protocol, int(length), effect)
         again = {verdict.name: verdict for verdict in again}
         for row in decided:
             if row["question"] != question["question"]:
@@ -99,7 +101,7 @@ def test_the_figure_of_a_series_has_the_differences_of_every_verdict(stem, parts
     files = sorted(FIGURES.glob(f"{parts}_verdicts.csv"))
     assert len(files) == len(drawn) > 1
     for path, found in zip(files, (drawn[n] for n in sorted(drawn)), strict=True):
-        rows = [row for row in results_docs.rows_of(path) if row["difference"]]
+        rows = [row for row in table.read_csv(path) if row["difference"]]
         wanted = {(r["encoding"], int(r["length"])): float(r["difference"]) for r in rows}
         assert found == pytest.approx(wanted, abs=1e-6)
 
@@ -107,9 +109,9 @@ def test_the_figure_of_a_series_has_the_differences_of_every_verdict(stem, parts
 def test_the_slopes_of_the_page_are_those_of_the_figure():
     found = series_figure.slopes(results_docs.series(FIGURES / "sizes.csv"))
     page = (DOCS / "results" / "size.md").read_text("utf-8")
-    table = re.search(r"## Per doubling.*?\n\n(.*?)\n\n", page, re.DOTALL)
-    assert table is not None
-    rows = re.findall(r"^\| (\w+) \| (.*\]) \|$", table[1], re.MULTILINE)
+    shown = re.search(r"## Per doubling.*?\n\n(.*?)\n\n", page, re.DOTALL)
+    assert shown is not None
+    rows = re.findall(r"^\| (\w+) \| (.*\]) \|$", shown[1], re.MULTILINE)
     assert {name for name, _ in rows} == {name for _, name in found}
     for name, cells in rows:
         slopes = [found[length, name] for length in (128, 1024)]
@@ -121,16 +123,16 @@ def test_no_encoding_gains_from_text_beyond_its_trained_length():
     """As docs/results.md says of all comparisons: means over seeds under the sliding window."""
     gains = []
     for path in FIGURES.glob("*.csv"):
-        rows = results_docs.rows_of(path)
-        if not rows or not {"protocol", "seed", "windows"} <= rows[0].keys():
+        header = path.read_text("utf-8").partition("\n")[0].strip().split(",")
+        if "windows" not in header:
             continue  # not one of a comparison's losses
         if path.stem.startswith("trained_length"):
             continue  # their stride is the trained length: at that length nothing slides
         sliding: dict[str, dict[int, list[float]]] = {}
-        for row in rows:
-            if row["loss"] and row["protocol"] == PROTOCOLS[1]:
-                at = sliding.setdefault(row["encoding"], {})
-                at.setdefault(int(row["length"]), []).append(float(row["loss"]))
+        for row in table.read(path):
+            if row.value is not None and row.test == PROTOCOLS[1]:
+                at = sliding.setdefault(row.scheme, {})
+                at.setdefault(row.length, []).append(row.value)
         for by_length in sliding.values():
             trained, *longer = (sum(x) / len(x) for _, x in sorted(by_length.items()))
             gains.append(trained - min(longer, default=trained))

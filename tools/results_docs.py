@@ -6,9 +6,8 @@ No model is trained: docs/figures/*.csv have every seed. Of losses by position t
 so that this figure is without intervals.
 """
 
-import csv
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from experiments.reporting import (
     statistics,
     tasks_report,
 )
-from experiments.reporting.extension_report import Page
-from experiments.reporting.results import Results, Scheme, finished, nested, of_runs, of_table
-from experiments.running import config_files
+from experiments.reporting.extension_report import WORDS, Page
+from experiments.reporting.results import Results, Run, Scheme, of_table, told_apart
+from experiments.running import config_files, table
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig
@@ -62,36 +61,40 @@ def config_of(source: str, kind: type) -> Any:
     return config_files.final(config_files.load(f"{CONFIGS}/{source}", kind))
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a table."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def comparison(schemes: Sequence[Scheme], trained: int, lengths: Iterable[int], **about) -> Results:
+    """A comparison of these schemes, as far as figures ask about it."""
+    seeds = sorted({seed for scheme in schemes for seed in scheme.runs})
+    sizes = {"train_length": trained, "lengths": sorted({*lengths})}
+    manifest = {"reference": REFERENCE, "seeds": seeds, **sizes, **about}
+    return Results(Path(), manifest, told_apart(schemes), None)
 
 
 def losses(path: Path, trained: int) -> Results:
     """A comparison from the loss of each seed at each length, patterns by PATTERNS."""
-    rows = [{**x, "encoding": PATTERNS.get(x["encoding"], x["encoding"])} for x in rows_of(path)]
-    return of_table(rows, REFERENCE, trained)
+    rows = [x._replace(scheme=PATTERNS.get(x.scheme, x.scheme)) for x in table.read(path)]
+    return comparison(of_table(rows), trained, {row.length for row in rows})
 
 
 def by_position(path: Path, like: Results) -> Results:
     """One run per scheme, whose loss at a position is the mean of the bin in the table."""
-    rows = [row for row in rows_of(path) if row["position"]]
-    bins = nested(rows, ("encoding", "position"), lambda row: float(row["loss"]))
-    at, runs = np.arange(1, like.longest + 1), {}
-    windows = {PROTOCOLS[0]: {str(like.longest): [0.0] * 12}}
-    for name, points in bins.items():
-        centre = np.array([*map(float, points)])
-        loss = np.array([*points.values()])[np.abs(np.log(at[:, None] / centre)).argmin(1)]
-        runs[name] = {0: finished({"losses": windows, "by_position": {"loss": loss.tolist()}})}
-    trained, lengths = like.manifest["train_length"], like.manifest["lengths"]
-    return of_runs(runs, REFERENCE, trained, lengths)
+    bins: dict[str, dict[float, float]] = {}
+    for row in table.read_csv(path):
+        if row["position"]:
+            bins.setdefault(row["encoding"], {})[float(row["position"])] = float(row["loss"])
+    at, schemes = np.arange(1, like.longest + 1), []
+    windows: Any = {(PROTOCOLS[0], like.longest): np.zeros(12)}
+    for index, (name, points) in enumerate(bins.items()):
+        distances = np.abs(np.log(at[:, None] / np.array([*points])))
+        loss = np.array([*points.values()])[distances.argmin(1)]
+        run = Run(0, numbers=windows, evaluation={"by_position": {"loss": loss.tolist()}})
+        schemes.append(Scheme(name, name, index, {0: run}))
+    return comparison(schemes, like.manifest["train_length"], like.manifest["lengths"])
 
 
 def series(path: Path) -> list[series_figure.Point]:
     """The differences of a table that `experiments.report --series` wrote, of seeds from 0 on."""
     points = []
-    for row in rows_of(path):
+    for row in table.read_csv(path):
         parameters, steps, length = (int(row[x]) for x in ("parameters", "steps", "length"))
         values = statistics.estimate([*map(float, row["each_seed"].split(";"))])
         scheme = Scheme(row["encoding"], row["encoding"], 0, {})
@@ -102,27 +105,24 @@ def series(path: Path) -> list[series_figure.Point]:
 
 def by_step(path: Path, config: CompareConfig) -> Results:
     """Losses while training, with the learning rates of the config."""
-    rate = schedule(config.optimizer, config.steps)
-
-    def line(row: dict) -> dict:
+    rate, curves = schedule(config.optimizer, config.steps), {}
+    for row in table.read_csv(path):
         step = int(row["step"])
         fields = {"step": step, "learning_rate": np.asarray(rate(step)).item()}
-        return {**fields, "eval_loss": float(row["loss"])}
-
-    rows = (
-        {**row, **dict(zip(("seed", "loss"), part.split(":"), strict=True))}
-        for row in rows_of(path)
-        for part in row["seeds"].split(";")
-    )
-    curves = nested(rows, ("encoding", "seed", "step"), line)
-    runs = {n: {s: finished({}, [*x.values()]) for s, x in by.items()} for n, by in curves.items()}
-    lengths = config.eval.lengths
-    return of_runs(runs, REFERENCE, config.length, lengths, batch=config.batch)
+        for seed, loss in (part.split(":") for part in row["seeds"].split(";")):
+            by_seed = curves.setdefault(row["encoding"], {})
+            by_seed.setdefault(int(seed), []).append({**fields, "eval_loss": float(loss)})
+    schemes = [
+        Scheme(name, name, k, {seed: Run(seed, metrics=tuple(x)) for seed, x in by_seed.items()})
+        for k, (name, by_seed) in enumerate(curves.items())
+    ]
+    return comparison(schemes, config.length, config.eval.lengths, batch=config.batch)
 
 
 def timed(found: Results, path: Path, config: CompareConfig) -> Results:
     """The same losses, with the time of a step from a table of losses by seconds."""
-    times = {row["encoding"]: float(row["seconds"]) / int(row["step"]) for row in rows_of(path)}
+    rows = table.read_csv(path)
+    times = {row["encoding"]: float(row["seconds"]) / int(row["step"]) for row in rows}
     encodings = {name: {"train_ms": [1e3 * seconds]} for name, seconds in times.items()}
     about = {"length": config.length, "batch": config.batch}
     return dataclasses.replace(found, speed={**about, "encodings": encodings})
@@ -130,48 +130,11 @@ def timed(found: Results, path: Path, config: CompareConfig) -> Results:
 
 def extension(folder: Path, stem: str, config: ExtendConfig) -> Page:
     """The extended models, from both tables."""
-    parts = {"no fine-tune": "plain", f"after {config.steps} steps": "tuned"}
-    tables = [
-        [{**row, "part": parts[row["fine-tune"]]} for row in rows_of(folder / f"{stem}_{x}.csv")]
-        for x in ("sliding", "passkeys")
+    rows = [
+        x for part in ("sliding", "passkeys") for x in table.read(folder / f"{stem}_{part}.csv")
     ]
-    keys = ("encoding", "seed", "part")
-    text = nested(tables[0], (*keys, "protocol", "length"), lambda row: [float(row["loss"])])
-    answers = nested(tables[1], (*keys, "length", "depth"), lambda row: row)
-
-    def part(losses: dict, by_length: dict) -> dict:
-        passkeys = {
-            n: {x: [float(row[x]) for row in by_depth.values()] for x in ("exact", "tokens")}
-            for n, by_depth in by_length.items()
-        }
-        return {"status": "ok", "reason": "", "losses": losses, "passkeys": passkeys}
-
-    entries = []
-    for name, seeds in text.items():
-        by_seed = {
-            seed: {x: part(losses, answers[name][seed][x]) for x, losses in by_part.items()}
-            for seed, by_part in seeds.items()
-        }
-        entries.append({"name": name, "encoding": name, "seeds": by_seed})
-    return Page(config, EXTENDED, int(config.factor * EXTENDED), entries)
-
-
-def accuracies(path: Path) -> list[dict]:
-    """The entries of the comparison on images."""
-    rows = [{**row, "name": f"{row['view']} {row['side']}"} for row in rows_of(path)]
-    keys = ("encoding", "name", "seed")
-    by_scheme = nested(rows, keys, lambda row: float(row["accuracy"]) if row["accuracy"] else None)
-    return [{"name": name, "spec": name, "accuracy": views} for name, views in by_scheme.items()]
-
-
-def scores(path: Path) -> list[dict]:
-    """The entries of the comparison on tasks."""
-
-    def score(row: dict) -> list[float] | str:
-        return [float(row[x]) for x in ("token_accuracy", "exact_match") if row[x]] or row["note"]
-
-    by_scheme = nested(rows_of(path), ("encoding", "task", "length", "seed"), score)
-    return [{"name": name, "scores": tasks} for name, tasks in by_scheme.items()]
+    parts = {part: of_table(x for x in rows if x.variant == part) for part in WORDS}
+    return Page(config, EXTENDED, int(config.factor * EXTENDED), parts)
 
 
 def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
@@ -200,14 +163,14 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
         yield f"{stem}_sliding", extended.losses(PROTOCOLS[1])
         yield f"{stem}_passkeys", extended.map()
     for stem, images in IMAGES.items():
-        entries = accuracies(folder / f"{stem}.csv")
-        yield stem, images_report.figure(ImagesConfig(images=images), entries, [])
+        schemes = of_table(table.read(folder / f"{stem}.csv"))
+        yield stem, images_report.figure(ImagesConfig(images=images), schemes)
     for stem, length in TRAINED_TASKS.items():
-        entries = scores(folder / f"{stem}.csv")
-        names, longer = list(entries[0]["scores"]), map(int, [*entries[0]["scores"].values()][0])
-        lengths = tuple(n for n in longer if n > length)
-        config = TasksConfig(tasks=tuple(names), length=length, lengths=lengths)
-        yield stem, tasks_report.figure(config, entries, [])
+        rows = table.read(folder / f"{stem}.csv")
+        names = tuple(dict.fromkeys(row.test.partition(":")[0] for row in rows))
+        longer = tuple(sorted({row.length for row in rows if row.length > length}))
+        config = TasksConfig(tasks=names, length=length, lengths=longer)
+        yield stem, tasks_report.figure(config, of_table(rows))
 
 
 def main(_: list[str]) -> None:

@@ -70,7 +70,7 @@ def losses(results: Results, scheme: Scheme) -> dict[str, list[float] | None]:
     """
     by_length = {}
     for length in (results.manifest["train_length"], results.longest):
-        windows, problem = scheme.windows(PROTOCOL, length)
+        windows, problem = scheme.measured(PROTOCOL, length)
         if problem not in ("", "not defined"):
             raise ConfigError(f"{results.workdir}: {scheme.name} at {length}: {problem}")
         by_length[str(length)] = [statistics.fmean(w) for w in windows.values()] or None

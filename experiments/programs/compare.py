@@ -14,9 +14,8 @@ from absl import logging
 
 from experiments.measuring import flops, model_speed
 from experiments.measuring.hlo_trip_counts import tiles
-from experiments.reporting import comparison_report, join_comparisons, results
-from experiments.reporting.plotting import write_csv
-from experiments.running import driver, launch, rate_search, trained_run
+from experiments.reporting import comparison_report, results
+from experiments.running import driver, launch, rate_search, table, trained_run
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.devices import run_meshes
 from experiments.running.process.errors import one_line_errors
@@ -41,7 +40,6 @@ from pe_jax.training.checkpoint import check_same
 from pe_jax.training.config import Config, EvalConfig
 from pe_jax.training.evaluate import Evaluator, windows
 from pe_jax.training.optimizer import is_encoding
-from pe_jax.training.paths import local
 from pe_jax.training.sharding import path_name
 from pe_jax.training.step import Trainer
 from pe_jax.validation import ConfigError
@@ -343,8 +341,7 @@ def look(config: CompareConfig, evaluators: dict[str, Evaluator], text: np.ndarr
             save_json(path / results.LAST_LOOK, {**result, **environment()})
             logging.info("%s seed %d: looked at the kept files", name, seed)
     looked = results.read(workdir, results.LAST_LOOK)
-    head, *lines = looked.table()
-    write_csv(workdir / "last_look.csv", head, lines)
+    table.write(workdir / "last_look.csv", looked.rows())
     launch.show(comparison_report.summary(looked))
     print(f"Losses of the kept files: {workdir / 'last_look.csv'}")
 
@@ -366,14 +363,7 @@ def measure_speed(config: CompareConfig, evaluators: dict[str, Evaluator]) -> No
 def show(workdir: Path) -> None:
     """Writes the report, and the verdicts to the terminal."""
     logging.info("Writing the report")
-    page = comparison_report.build(workdir)
-    launch.show(comparison_report.summary(results.read(workdir)))
+    found = results.read(workdir)
+    page = comparison_report.build(found)
+    launch.show(comparison_report.summary(found))
     print(f"Report: {page}")
-
-
-def join(config: CompareConfig, folders: list[str]) -> None:
-    """Joins comparisons in the workdir, and writes the report."""
-    workdir = Path(config.workdir)
-    with one_line_errors():
-        join_comparisons.join([local("join", name) for name in folders], workdir)
-    show(workdir)

@@ -8,7 +8,7 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from experiments.reporting import extension_report, plotting
-from experiments.running import driver, launch
+from experiments.running import driver, launch, table
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.devices import run_meshes
 from experiments.running.extension.bases import SHARED, Base, check_comparable, read_runs
@@ -155,7 +155,9 @@ def write_results(config: ExtendConfig, length: int, now: dict, entries: list[di
     """Writes results.json, tables and figures of runs that were trained at `length`."""
     workdir = Path(config.workdir)
     parts = [part for e in entries for parts in e["seeds"].values() for part in parts.values()]
-    page = extension_report.Page(config, length, target(config, length), entries)
+    names = ("plain", "tuned") if config.steps else ("plain",)
+    schemes = {part: extension_report.schemes(entries, part) for part in names}
+    page = extension_report.Page(config, length, target(config, length), schemes)
     results: dict = {
         "verdicts": {part: {x.name: x.words for x in page.judged(part)} for part in page.parts}
     }
@@ -173,8 +175,8 @@ def write_results(config: ExtendConfig, length: int, now: dict, entries: list[di
             "encodings": entries,
         },
     )
+    table.write(workdir / "results.csv", page.rows())
     for drawing in page.drawings():
         plotting.write(drawing, workdir)
-    for table in page.tables():
-        launch.show(table)
-    print(f"Results: {workdir / 'results.json'}, and figures in the same folder")
+    launch.show(*page.tables())
+    print(f"Results: {workdir / 'results.json'}, results.csv and figures in the same folder")

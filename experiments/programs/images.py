@@ -10,13 +10,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from experiments.reporting import plotting
-from experiments.reporting.images_report import View, differences, figure, lines, table, views
-from experiments.running import launch
+from experiments.reporting import images_report, plotting
+from experiments.reporting.images_report import View, names, views
+from experiments.reporting.results import of_table
+from experiments.running import launch, table
 from experiments.running.configs.images import IMAGES, ImagesConfig
 from experiments.running.provenance import command, environments, save_json
-from experiments.running.rate_search import RATES, Pair
-from experiments.running.run_names import title
+from experiments.running.rate_search import Pair
 from experiments.running.trials import Trials, completed
 from experiments.running.work import Runs, Worker
 from pe_jax import position_schemes
@@ -160,41 +160,17 @@ def draw_test_sets(config: ImagesConfig) -> dict[View, tuple[np.ndarray, np.ndar
     return by_view
 
 
-def collect(config: ImagesConfig, runs: dict) -> list[dict]:
-    """One entry per encoding and convention: accuracies by view and seed."""
-    encodings, entries = [], config.entries
-    for spec, convention in entries:
-        by_seed = runs[spec, trained_with(convention)]
-        accuracy = {
-            view.name: {
-                seed: run["accuracy"][convention][view.name] if run["status"] == "ok" else None
-                for seed, run in by_seed.items()
-            }
-            for view in views(config)
-        }
-        status = {seed: run["status"] for seed, run in by_seed.items()}
-        first = next(iter(by_seed.values()))
-        encodings.append(
-            {
-                "name": title(spec, convention, entries, "index"),
-                "spec": spec,
-                "positions": convention,
-                "status": status,
-                "accuracy": accuracy,
-                "rates": [first[name] for name in RATES],
-            }
-        )
-    return encodings
-
-
 def main(config: ImagesConfig) -> None:
     """Trains missing runs, then shows and writes the results."""
     workdir, config = Path(config.workdir), config.resolved()
     parts = {item: (item[0], *conventions) for item, conventions in grouped(config).items()}
     train = functools.partial(run, config, functools.cache(lambda: draw_test_sets(config)))
     with completed(config, BINDING, parts, train) as (now, runs):
-        encodings = collect(config, runs)
-        compared = differences(config, encodings)
+        by_entry = {(spec, c): runs[spec, trained_with(c)] for spec, c in config.entries}
+        rows = [*images_report.rows(config, by_entry)]
+        specs = {name: spec for name, (spec, _) in zip(names(config), config.entries, strict=True)}
+        schemes = of_table(rows, specs)
+        compared = images_report.differences(config, schemes)
         save_json(
             workdir / "results.json",
             {
@@ -202,17 +178,12 @@ def main(config: ImagesConfig) -> None:
                 "command": command("experiments.images"),
                 **environments(x for e in runs.values() for x in e.values()),
                 "config": now,
-                "encodings": encodings,
                 "differences": compared,
             },
         )
-        rows = [
-            (e["name"], e["positions"], view.kind, view.side, seed, value, *e["rates"])
-            for e in encodings
-            for view in views(config)
-            for seed, value in e["accuracy"][view.name].items()
-        ]
-        plotting.write(figure(config, encodings, rows), workdir)
-        launch.show(table(config, encodings))
-        print(*lines(compared), sep="\n")
-        print(f"Results: {workdir / 'results.json'}, {workdir / 'accuracy.png'}")
+        table.write(workdir / "results.csv", rows)
+        plotting.write(images_report.figure(config, schemes), workdir)
+        launch.show(images_report.table(config, schemes, rows))
+        print(*images_report.lines(compared), sep="\n")
+        files = ("results.json", "results.csv", "accuracy.png")
+        print(f"Results: {', '.join(str(workdir / name) for name in files)}")

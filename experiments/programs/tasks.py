@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.reporting import plotting, tasks_report
-from experiments.running import launch
+from experiments.reporting.results import of_table
+from experiments.running import launch, table
 from experiments.running.configs.tasks import TasksConfig
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.rate_search import Pair
@@ -233,13 +234,11 @@ def main(config: TasksConfig) -> None:
     parts = {entry: entry for entry in config.entries()}
     train, also = functools.partial(run, config), functools.partial(digests, config)
     with completed(config, BINDING, parts, train, len(config.tasks), also) as (now, runs):
-        entries = tasks_report.collect(
-            config, runs, lambda name: best_fixed_answers(config, tasks.TASKS[name])
-        )
-        differences = tasks_report.differences(config, entries)
-        plotting.write(
-            tasks_report.figure(config, entries, tasks_report.csv_rows(entries)), workdir
-        )
+        fixed = {name: best_fixed_answers(config, tasks.TASKS[name]) for name in config.tasks}
+        rows = [*tasks_report.rows(config, runs, fixed)]
+        schemes = of_table(rows)
+        differences = tasks_report.differences(config, schemes)
+        plotting.write(tasks_report.figure(config, schemes), workdir)
         results = (x for e in runs.values() for task in e.values() for x in task.values())
         save_json(
             workdir / "results.json",
@@ -247,10 +246,11 @@ def main(config: TasksConfig) -> None:
                 "command": command("experiments.tasks"),
                 **environments(results),
                 "config": now,
-                "encodings": entries,
                 "differences": differences,
             },
         )
-        launch.show(tasks_report.table(config, entries))
+        table.write(workdir / "results.csv", rows)
+        launch.show(tasks_report.table(config, schemes, rows))
         print(*tasks_report.lines(config, differences), sep="\n")
-        print(f"Results: {workdir / 'results.json'}, {workdir / 'tasks.png'}")
+        files = ("results.json", "results.csv", "tasks.png")
+        print(f"Results: {', '.join(str(workdir / name) for name in files)}")

@@ -1,21 +1,23 @@
 """Differences of accuracies, paired by seed: intervals and verdicts of a family of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.reporting import statistics
+from experiments.reporting.results import Scheme
+from experiments.running.table import Test
 
 
 class Difference(NamedTuple):
-    """The difference of two entries in accuracy, in points.
+    """The difference of two schemes in accuracy, in points.
 
     Attributes:
-      of: the name of the first entry.
-      minus: the name of the subtracted entry.
-      estimate: paired by seed, over the tests with a number in both; None if there is none.
-      without: the other tests, and why.
+      of: the name of the first.
+      minus: the name of the subtracted one.
+      estimate: paired by seed, over what has a number in both; None if there is none.
+      without: the rest, and why.
     """
 
     of: str
@@ -24,37 +26,46 @@ class Difference(NamedTuple):
     without: dict[str, str]
 
 
-def difference(
-    entry: dict, other: dict, tests: Iterable[Any], by_seed: Callable[[dict, Any], dict | str]
-) -> Difference:
-    """The mean over tests of two entries' accuracies, one minus the other, in points.
+def difference(scheme: Scheme, other: Scheme, tests: Mapping[str, Sequence[Test]]) -> Difference:
+    """The mean of two schemes' accuracies, one minus the other, in points.
 
-    `by_seed(entry, test)` is the accuracy of each seed, or why there is none.
+    `tests` by name: each is the mean over its tests, and left out where one has no number.
     """
     without, values = {}, []
-    for test in tests:
-        a, b = (by_seed(x, test) for x in (entry, other))
-        if isinstance(a, str) or isinstance(b, str):
-            without[test] = a if isinstance(a, str) else b
+    for name, listed in tests.items():
+        (ours, problem), (theirs, other_problem) = (s.means(listed) for s in (scheme, other))
+        if problem or other_problem:
+            without[name] = problem or other_problem
         else:
-            values.append([100 * (a[seed] - b[seed]) for seed in a])
+            values.append([100 * (ours[seed] - theirs[seed]) for seed in ours])
     means = [float(np.mean(points)) for points in zip(*values, strict=True)]
     estimate = statistics.estimate(means) if means else None
-    return Difference(entry["name"], other["name"], estimate, without)
+    return Difference(scheme.name, other.name, estimate, without)
 
 
 def judged(
-    differences: list[Difference], what: str, same: dict[str, str | None] | None = None
-) -> list[dict]:
-    """Differences with intervals and verdicts after Holm's correction, for results.json.
+    pairs: Sequence[tuple[Scheme, Scheme]],
+    tests: Mapping[str, Sequence[Test]],
+    what: str,
+    alike: Iterable[Test] = (),
+) -> list[dict[str, Any]]:
+    """The `difference` of each pair, with its verdict after Holm's correction, for results.json.
 
-    Those without a number count too; those in `same`, from `statistics.copies`, do not. `what`
-    is right more often: "tokens", "images".
+    Those without a number count too; those do not that have the numbers of another scheme in all of
+    `alike`, by default `tests`. `what` is right more often: "tokens", "images".
     """
+    alike = [*alike] or [test for listed in tests.values() for test in listed]
+    differences = [difference(*pair, tests) for pair in pairs]
+    outcomes = {}
+    for d, pair in zip(differences, pairs, strict=True):
+        if d.estimate:
+            ours, theirs = (scheme.outcome(alike) for scheme in pair)
+            outcomes[d.of] = "same" if ours == theirs else (ours, theirs)
+    same = statistics.copies(outcomes, "same")
     tested, _ = statistics.family({d.of: d.estimate for d in differences}, same)
     rows = []
     for d in differences:
-        row = {"of": d.of, "minus": d.minus, "without": d.without}
+        row: dict[str, Any] = {"of": d.of, "minus": d.minus, "without": d.without}
         rows.append(row)
         if d.of not in tested:
             row["verdict"] = "no number in both"

@@ -253,6 +253,8 @@ def _commands(results: Results) -> list[str]:
             lines.append(f"git checkout {commit[1]}{changed}")
         checked_out = entry["commit"]
         lines.append(entry["command"])
+    if m["command"].startswith(REPORT):  # of a join
+        return lines
     workdir = shlex.quote(str(m["config"].get("workdir", results.workdir)))
     return [*lines, f"{REPORT} --workdir={workdir}"]
 

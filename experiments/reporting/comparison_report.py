@@ -15,28 +15,22 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.reporting import comparison_page, html_page, learning_rates, speed_ratios
-from experiments.reporting.plotting import write_csv
-from experiments.reporting.results import REPORTED, Question, Results, read
+from experiments.reporting.results import REPORTED, Question, Results
 from experiments.reporting.statistics import number, p_value
 from experiments.reporting.verdicts import Verdict, by_difference, verdicts
+from experiments.running import table
 from experiments.running.provenance import save_json
 
 PAGE = "report.html"
 
 
-def build(workdir: Path) -> Path:
-    """Writes the report of a comparison with its figures and tables; returns report.html.
-
-    Raises:
-      FileNotFoundError: there is no manifest in `workdir`.
-      ConfigError: a file cannot be read (missing and failed runs are allowed).
-    """
-    results = read(workdir)
+def build(results: Results) -> Path:
+    """Writes the report of a comparison with its figures and tables; returns report.html."""
+    results.workdir.mkdir(parents=True, exist_ok=True)
     decided = [(question, verdicts(results, question)) for question in results.questions]
     page = comparison_page.contents(results, decided)
     text = html_page.render("comparison.html.j2", ("comparison.js",), **page)
     tables = {
-        "loss_by_length": results.table(),
         "loss_by_position": _positions(results),
         "speed": _speeds(results),
         "speed_by_length": _speeds_by_length(results),
@@ -44,7 +38,8 @@ def build(workdir: Path) -> Path:
         "verdicts": _verdicts(results, decided),
     }
     for name, (head, *lines) in tables.items():
-        write_csv(results.workdir / f"{name}.csv", head, lines)
+        table.write_csv(results.workdir / f"{name}.csv", head, lines)
+    table.write(results.workdir / "loss_by_length.csv", results.rows())
     path = results.workdir / PAGE
     path.write_text(text, encoding="utf-8", errors="backslashreplace")  # paths need not be UTF-8
     if results.subject not in results.reported:
@@ -59,17 +54,17 @@ def summary(results: Results) -> Group:
         of = f"{question.role}: loss" if len(results.questions) > 1 else "loss"
         minus = f"minus {results.manifest['reference']} (nats per token)"
         at = f"at length {question.length}, {question.protocol}, {minus}"
-        table = Table(title=Text(f"{of[0].upper()}{of[1:]} {at}"), title_justify="left")
+        shown = Table(title=Text(f"{of[0].upper()}{of[1:]} {at}"), title_justify="left")
         for column in ("encoding", "rate", "loss", "difference", "95 % (Holm)", "Holm p"):
-            table.add_column(column, justify="left" if column == "encoding" else "right")
-        table.add_column("verdict")
+            shown.add_column(column, justify="left" if column == "encoding" else "right")
+        shown.add_column("verdict")
         for v in by_difference(verdicts(results, question)):
             rate = learning_rates.rate_used(results, results.schemes[v.index])
             mean, holm = number(v.tested.estimate.mean, 3, True), p_value(v.tested.holm)
             numbers = number(v.loss), mean, v.tested.interval(), holm
             cells = v.name, rate, *numbers, f"{v.mark} {v.words}"
-            table.add_row(*map(Text, cells))  # Text: names are not markup
-        parts.append(table)
+            shown.add_row(*map(Text, cells))  # Text: names are not markup
+        parts.append(shown)
     if results.changes:
         parts.append(Text(f"Exploratory, not confirmatory: {results.changes} after a report."))
     return Group(*parts)

@@ -1,25 +1,24 @@
 """The report of extended contexts: loss against length, passkeys by depth and length, a table."""
 
 import dataclasses
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import rich.table
 
-from experiments.reporting import plotting, statistics
-from experiments.reporting.accuracy_differences import difference, judged
+from experiments.reporting import plotting, results, statistics
+from experiments.reporting.accuracy_differences import judged
 from experiments.reporting.results import Run, Scheme, told_apart
 from experiments.reporting.sentences import capital
 from experiments.reporting.verdicts import Verdict, decide
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.run_names import find, short_names
+from experiments.running.table import Row, Test
 from pe_jax.training.config import PROTOCOLS
 
-WORDS = {"plain": "no fine-tune", "tuned": "after {} steps"}
-LOSSES = ("encoding", "fine-tune", "protocol", "length", "seed", "loss")
-PASSKEYS = ("encoding", "fine-tune", "length", "depth", "seed", "exact", "tokens")
+WORDS = {"plain": "no fine-tune", "tuned": "after {} steps"}  # variant of the table → its title
+FOUND = ("passkeys: exact", "passkeys: tokens")  # tests of the table
 
 
 class Judged(NamedTuple):
@@ -30,41 +29,55 @@ class Judged(NamedTuple):
     words: str
 
 
+def schemes(entries: Iterable[dict], part: str) -> tuple[Scheme, ...]:
+    """The schemes of `entries` of results.json, each with a run for each seed."""
+    listed = []
+    for index, entry in enumerate(entries):
+        runs = {}
+        for seed, result in ((int(seed), parts[part]) for seed, parts in entry["seeds"].items()):
+            numbers = results.losses(result)
+            for length, keys in (result.get("passkeys") or {}).items():
+                for test in FOUND:
+                    _, _, field = test.partition(": ")
+                    found = np.array(keys[field]) if keys else "not defined"
+                    numbers[test, int(length)] = found
+            runs[seed] = Run(seed, result["status"], result["reason"], numbers)
+        listed.append(Scheme(entry["name"], entry["encoding"], index, runs))
+    return told_apart(listed)
+
+
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """The results: `entries` of results.json, the trained length, the target length."""
+    """The results: trained and target length; by part, methods and then other encodings."""
 
     config: ExtendConfig
     length: int
     target: int
-    entries: list[dict]
+    schemes: dict[str, tuple[Scheme, ...]]
 
     @property
     def parts(self) -> dict[str, str]:
         """Part of the results → its title."""
-        words = {part: text.format(self.config.steps) for part, text in WORDS.items()}
-        return words if self.config.steps else {"plain": words["plain"]}
+        return {part: WORDS[part].format(self.config.steps) for part in self.schemes}
 
-    def schemes(self, part: str) -> tuple[Scheme, ...]:
-        """The methods, then other encodings, with a run for each seed."""
-        schemes = []
-        for index, entry in enumerate(self.entries):
-            runs = {
-                int(seed): Run(int(seed), run[part]["status"], run[part]["reason"], run[part])
-                for seed, run in entry["seeds"].items()
-            }
-            schemes.append(Scheme(entry["name"], entry["encoding"], index, runs))
-        return told_apart(schemes)
+    def rows(self) -> Iterator[Row]:
+        """The table of all losses and passkeys."""
+        lengths, depths = self.config.eval.lengths, np.linspace(0, 1, self.config.depths).tolist()
+        for part, schemes in self.schemes.items():
+            losses = [(protocol, n) for protocol in PROTOCOLS for n in lengths]
+            yield from results.rows(schemes, losses, part)
+            passkeys = [(test, n) for test in FOUND for n in lengths]
+            yield from results.rows(schemes, passkeys, part, depths)
 
     def passkeys(self, scheme: Scheme, length: int) -> np.ndarray | None:
         """The fraction that is right, [seeds, depths], or None unless all seeds have it."""
-        saved = [(run.evaluation.get("passkeys") or {}).get(str(length)) for run in runs_of(scheme)]
-        exact = [by_depth["exact"] for by_depth in saved if by_depth]
-        return np.array(exact) if len(exact) == len(saved) else None
+        found, problem = scheme.measured(FOUND[0], length)
+        return None if problem else np.array([found[seed] for seed in sorted(found)])
 
     def tables(self) -> list[rich.table.Table]:
         """Loss by length, passkeys by length and verdicts, without and after the fine-tune."""
-        count = len(self.entries[0]["seeds"])
+        first, *_ = self.schemes.values()
+        count, others = len(first[0].runs), first[len(self.config.encodings) :]
         seeds = f"Mean ± standard deviation over {count} seeds." if count > 1 else "One seed."
 
         def loss(scheme: Scheme, length: int) -> str:
@@ -83,12 +96,12 @@ class Page:
             }
             for unit, cell in units.items():
                 caption = f"Trained at {self.length}, extended to {self.target}. {seeds}"
-                if others := [e["name"] for e in self.entries[len(self.config.encodings) :]]:
-                    caption += f" Trained with that encoding: {'; '.join(others)}."
+                if others:
+                    caption += f" Trained with that encoding: {'; '.join(s.name for s in others)}."
                 table = rich.table.Table("encoding", title=f"{unit}: {words}", caption=caption)
                 for length in self.config.eval.lengths:
                     table.add_column(str(length), justify="right")
-                for scheme in self.schemes(part):
+                for scheme in self.schemes[part]:
                     cells = [cell(scheme, length) for length in self.config.eval.lengths]
                     table.add_row(scheme.name, *cells)
                 tables.append(table)
@@ -124,32 +137,15 @@ class Page:
 
         Entries count once if all their losses and passkeys are bitwise those of another.
         """
-        schemes = {scheme.name: scheme for scheme in self.schemes(part)}
-
-        def found(entry: dict, length: int) -> dict | str:
-            def rate(run: Run) -> float | str:
-                by_depth = (run.evaluation.get("passkeys") or {}).get(str(length))
-                missing = "not defined" if run.status == "ok" else run.status
-                return float(np.mean(by_depth["exact"])) if by_depth else missing
-
-            rates, problem = schemes[entry["name"]].by_seed(rate)
-            return problem or rates
-
-        def numbers(name: str) -> str:
-            runs = {run.seed: run.evaluation for run in runs_of(schemes[name])}
-            return json.dumps({seed: [x["losses"], x["passkeys"]] for seed, x in runs.items()})
-
-        (reference,) = (entry for entry in self.entries if entry["name"] == self.reference)
-        others = [entry for entry in self.entries if entry is not reference]
-        differences = [difference(entry, reference, [self.target], found) for entry in others]
-        complete = [x.of for x in differences if x.estimate]
-        outcomes = {name: numbers(name) for name in complete}
-        same = statistics.copies(outcomes, numbers(self.reference)) if complete else {}
-        return judged(differences, "passkeys", same)
+        (reference,) = (s for s in self.schemes[part] if s.name == self.reference)
+        pairs = [(s, reference) for s in self.schemes[part] if s is not reference]
+        every = {test for run in reference.runs.values() for test in run.numbers}
+        target: dict[str, list[Test]] = {str(self.target): [(FOUND[0], self.target)]}
+        return judged(pairs, target, "passkeys", sorted(every))
 
     def verdicts(self, part: str) -> list[Verdict]:
         """Every method against the reference, at the target length under a sliding window."""
-        return decide(self.schemes(part), self.reference, PROTOCOLS[1], self.target)
+        return decide(self.schemes[part], self.reference, PROTOCOLS[1], self.target)
 
     @property
     def reference(self) -> str:
@@ -167,7 +163,7 @@ class Page:
         """The method with the least or greatest value, in each part; "" if there are none."""
         listed = []
         for part, name in self.parts.items():
-            values = {s.name: x for s in self.schemes(part) if (x := value(s)) is not None}
+            values = {s.name: x for s in self.schemes[part] if (x := value(s)) is not None}
             if values:
                 best = choose(values, key=values.__getitem__)
                 listed.append(f"{best}{words.format(values[best])} ({name})")
@@ -176,7 +172,6 @@ class Page:
     @plotting.styled
     def losses(self, protocol: str) -> plotting.Drawing:
         """Loss against length, a panel without and one after the fine-tune; one dot per seed."""
-        rows = []
         best = self._best(lambda s: s.mean(protocol, self.target), min)
         best = f"least mean at {self.target:,}: {best}" if best else "no losses"
         title = f"{capital(protocol)}: {best}"
@@ -184,31 +179,22 @@ class Page:
         drawn, panels = plotting.canvas(6.4, 3.9 * count + 0.4, count, title=title)
         for axes, (part, words) in zip(panels, self.parts.items(), strict=True):
             ends = []
-            for scheme in self.schemes(part):
-                points, dots = [], plotting.look(scheme, line=False)
-                for length in self.config.eval.lengths:
-                    cell = scheme.cell(protocol, length)
-                    for seed, loss in cell.values.items():
-                        rows.append((scheme.name, words, protocol, length, seed, loss))
-                        axes.plot([length], [loss], ms=2.5, alpha=0.5, **dots)
-                    if cell.estimate:
-                        points.append((length, cell.estimate.mean))
-                if points:
-                    axes.plot(*zip(*points, strict=True), lw=1.5, ms=5, **plotting.look(scheme))
-                    ends.append((scheme, *points[-1]))
+            for scheme in self.schemes[part]:
+                cells = {n: scheme.cell(protocol, n) for n in self.config.eval.lengths}
+                ends += plotting.seeds(axes, scheme, cells)
             axes.set(xlabel="context (tokens)", ylabel="loss (nats per token)", title=words)
             plotting.log2_axis(axes, self.config.eval.lengths)
             plotting.mark_length(axes, self.length)
             plotting.mark_length(axes, self.target, "target")
             plotting.name_lines(axes, ends)
         alt = f"Loss of each method against the length of the context, {protocol}. {title}"
-        return plotting.Drawing(f"loss-{protocol}", drawn, LOSSES, rows, alt)
+        return plotting.Drawing(f"loss-{protocol}", drawn, alt=alt)
 
     @plotting.styled
     def map(self) -> plotting.Drawing:
         """The fraction of passkeys that is right, by depth and length: a map for each method."""
         lengths, depths = self.config.eval.lengths, np.linspace(0, 1, self.config.depths)
-        count, parts = len(self.entries), self.parts
+        count, parts = len(next(iter(self.schemes.values()))), self.parts
 
         def found_at_target(scheme: Scheme) -> float | None:
             rates = self.passkeys(scheme, self.target)
@@ -219,36 +205,18 @@ class Page:
         title = f"{best}; {self.length:,} is the trained length, {self.target:,} the target"
         size = 1.9 + 0.5 * len(lengths) * len(parts), 0.3 + (0.5 + 0.17 * len(depths)) * count
         drawn, panels = plotting.canvas(*size, count, len(parts), title=title)
-        grid, rows = np.reshape(np.array(panels, object), (count, -1)), []
+        grid = np.reshape(np.array(panels, object), (count, -1))
         for column, (part, words) in enumerate(parts.items()):
-            schemes = self.schemes(part)
+            schemes = self.schemes[part]
             names = plotting.labels([scheme.name for scheme in schemes])
             for axes, scheme, name in zip(grid[:, column], schemes, names, strict=True):
                 rates = {n: self.passkeys(scheme, n) for n in lengths}
                 none = np.full(len(depths), np.nan)
                 values = [none if r is None else r.mean(0) for r in rates.values()]
-                rows += self._rows(scheme, words)
                 plotting.numbers(axes, np.transpose(values))
                 axes.set_title(f"{name}, {words}", fontsize=8.5)
                 axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], fontsize=7.5)
                 axes.set_yticks([0, len(depths) - 1], ["start", "end"], fontsize=7.5)
         plotting.colour_bar(drawn, panels, "fraction of keys found")
         alt = f"Fraction of passkeys found, by depth of the key and length of text. {title}"
-        return plotting.Drawing("passkeys", drawn, PASSKEYS, rows, alt)
-
-    def _rows(self, scheme: Scheme, words: str) -> list[tuple]:
-        rows = []
-        for length in self.config.eval.lengths:
-            for run in runs_of(scheme):
-                by_depth = (run.evaluation.get("passkeys") or {}).get(str(length)) or {}
-                depths = np.linspace(0, 1, self.config.depths).tolist()
-                missing = [None] * len(depths)
-                columns = (by_depth.get(field, missing) for field in ("exact", "tokens"))
-                for depth, exact, tokens in zip(depths, *columns, strict=True):
-                    rows.append((scheme.name, words, length, depth, run.seed, exact, tokens))
-        return rows
-
-
-def runs_of(scheme: Scheme) -> list[Run]:
-    """The runs of a scheme, by seed."""
-    return [scheme.runs[seed] for seed in sorted(scheme.runs)]
+        return plotting.Drawing("passkeys", drawn, alt=alt)

@@ -13,6 +13,7 @@ from experiments.reporting.plotting import (
     INK,
     MUTED,
     PAPER,
+    POINTS,
     Drawing,
     canvas,
     dots,
@@ -22,6 +23,7 @@ from experiments.reporting.plotting import (
     mark_length,
     name_lines,
     paint,
+    seeds,
     styled,
 )
 from experiments.reporting.results import Question, Results, Scheme
@@ -30,7 +32,6 @@ from experiments.reporting.verdicts import Verdict
 from pe_jax.training.config import PROTOCOLS
 
 BAND = 0.11  # opacity
-POINTS = {"lw": 1.7, "ms": 5.5}
 
 
 def band(
@@ -196,16 +197,12 @@ def loss_by_length(results: Results, protocol: str, narrow: bool = False) -> Dra
     title = f"{sentences.capital(protocol)}" + f": {title}" * bool(title)
     figure, (axes,) = canvas(5.8, 4.6, title=title, narrow=narrow)
     for scheme in results.schemes:
+        ends += seeds(axes, scheme, {n: cells[scheme.name, protocol, n] for n in lengths})
         for n in lengths:
             losses, problem, e = cells[scheme.name, protocol, n]
-            dot = {"ms": 2.5, "alpha": 0.6} if e else {"ms": 4.5, "mfc": "none"}
-            axes.plot([n] * len(losses), [*losses.values()], **dot, **look(scheme, line=False))
             span = (e.mean, e.low, e.high, e.median) if e else (None,) * 4
             each = ";".join(f"{seed}:{v:.6f}" for seed, v in losses.items())
             rows.append((scheme.name, protocol, n, *span, each, problem))
-        if full := means[scheme.name]:
-            axes.plot([*full], [*full.values()], **POINTS, **look(scheme))
-            ends.append((scheme, max(full), full[max(full)]))
     log2_axis(axes, lengths)
     if finite := [x for cell in cells.values() for x in cell.values.values() if np.isfinite(x)]:
         pad = 0.06 * (max(finite) - min(finite)) or 0.1  # both protocols share an axis

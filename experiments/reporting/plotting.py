@@ -6,7 +6,6 @@ separate narrow drawing with letters of the same size.
 """
 
 import contextlib
-import csv
 import dataclasses
 import functools
 import io
@@ -14,7 +13,7 @@ import os
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +29,14 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 from PIL import Image
 
-from experiments.reporting.results import Scheme
+from experiments.reporting.results import Cell, Scheme
 from experiments.reporting.scheme_styles import PALETTE, Style, style
+from experiments.running.table import write_csv
 
 INK, MUTED, RULE, PAPER = "#1b2330", "#5b6675", "#dfe3e8", "#ffffff"
 SHADES = ("#0b3c5d", "#3a86c8", "#c8553d", "#e0a458")  # of lines that are not schemes
 DARK_SHADES = ("#8fb8d8", "#3a86c8", "#e07a63", "#e0a458")
+POINTS = {"lw": 1.7, "ms": 5.5}  # of lines with a marker for each number
 TAG = "scheme-"  # of an artist's gid
 NARROW = 3.7  # inches: a phone's screen
 RISING = LinearSegmentedColormap.from_list("rising", ["#f1f4f7", "#6f9bc0", "#0b3c5d"])
@@ -73,25 +74,20 @@ STYLE: Any = {
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """A figure, its data and its alt text."""
+    """A figure, its data, unless they are a table of results, and its alt text."""
 
     stem: str
     figure: Figure
-    header: tuple[str, ...]
-    rows: list[tuple]
-    alt: str
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence]) -> None:
-    """Writes a table, UTF-8; None becomes an empty field."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
+    header: tuple[str, ...] = ()
+    rows: list[tuple] = dataclasses.field(default_factory=list)
+    alt: str = ""
 
 
 def write(drawing: Drawing, folder: Path) -> None:
-    """Writes STEM.png and STEM.csv."""
+    """Writes STEM.png, and STEM.csv if it has data."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / f"{drawing.stem}.csv", drawing.header, drawing.rows)
+    if drawing.header:
+        write_csv(folder / f"{drawing.stem}.csv", drawing.header, drawing.rows)
     picture(drawing, folder / f"{drawing.stem}.png")
 
 
@@ -304,6 +300,23 @@ def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]]) -> None:
             color=INK,
             gid=line["gid"],
         )
+
+
+def seeds(
+    axes: Axes, scheme: Scheme, cells: Mapping[int, Cell]
+) -> list[tuple[Scheme, float, float]]:
+    """A dot per seed, a line through the means of complete cells, by x; [its end], if it has one.
+
+    Seeds of a cell that is not complete are open circles.
+    """
+    for x, cell in cells.items():
+        dot = {"ms": 2.5, "alpha": 0.6} if cell.estimate else {"ms": 4.5, "mfc": "none"}
+        values = [*cell.values.values()]
+        axes.plot([x] * len(values), values, **dot, **look(scheme, line=False))
+    means = {x: cell.estimate.mean for x, cell in cells.items() if cell.estimate}
+    if means:
+        axes.plot([*means], [*means.values()], **POINTS, **look(scheme))
+    return [(scheme, *end) for end in [*means.items()][-1:]]
 
 
 def mark_length(axes: Axes, length: float, words: str = "trained at") -> None:

@@ -1,8 +1,7 @@
 """The results of a comparison: its manifest, each run's evaluation and metrics, the timings.
 
-`read` takes them from the folder that the comparison filled, `of_table` from the tidy table of its
-losses, loss_by_length.csv: a row for each encoding, protocol, length and seed. Statistics, figures
-and pages take either.
+`read` takes them from the folder that the comparison filled, `of_table` from a table of results,
+as loss_by_length.csv is one. Statistics, figures and pages take either.
 
 Missing values are never filled in: a run that is missing, diverged or cannot be read stays in the
 results as such, and a cell that needs it says so, instead of a mean over the others.
@@ -12,7 +11,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +19,11 @@ import numpy as np
 
 from experiments.reporting import statistics
 from experiments.reporting.scheme_styles import Style, styles
-from experiments.running import rate_search
+from experiments.running import rate_search, table
 from experiments.running.configs.compare import CompareConfig, described
-from experiments.running.rate_search import Pair
+from experiments.running.rate_search import RATES, Pair
 from experiments.running.run_names import rates_name
+from experiments.running.table import Numbers, Row, Test
 from experiments.running.work import FAILED
 from pe_jax.training.checkpoint import BINDING
 from pe_jax.training.config import PROTOCOLS, from_json
@@ -47,25 +47,35 @@ SAME += ("protocol", "reference", "smallest_effect")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One scheme, one seed. `status` is "ok", or says why there are no numbers."""
+    """One scheme, one seed. `status` is "ok", or says why there are no numbers.
 
-    seed: int
-    status: str
-    reason: str
-    evaluation: dict[str, Any]
+    Attributes:
+      seed: None for what no run gave, as a fixed answer.
+      status: of the whole run.
+      reason: for the status.
+      numbers: what was measured, by (test, length).
+      evaluation: other fields of the file of results.
+      metrics: rows by step.
+      torn: lines of the metrics that could not be read.
+      repeated: steps that were logged again.
+      folder: of the run.
+    """
+
+    seed: int | None
+    status: str = "ok"
+    reason: str = ""
+    numbers: Numbers = dataclasses.field(default_factory=dict)
+    evaluation: dict[str, Any] = dataclasses.field(default_factory=dict)
     metrics: tuple[dict[str, Any], ...] = ()
     torn: int = 0
     repeated: int = 0
+    folder: Path = Path()
 
-    def windows(self, protocol: str, length: int) -> np.ndarray | str:
-        """The mean loss of every window in nats, or why there is none."""
+    def measured(self, test: str, length: int) -> np.ndarray | str:
+        """The numbers of a test, as the loss of every window in nats, or why there are none."""
         if self.status != "ok":
             return self.status
-        try:
-            saved = self.evaluation["losses"][protocol][str(length)]
-        except (KeyError, TypeError):
-            return "not evaluated"
-        return _finite(saved)
+        return self.numbers.get((test, length), "not evaluated")
 
     def by_position(self) -> np.ndarray | str:
         """Loss at each position of the longest context, or why there is none."""
@@ -89,10 +99,21 @@ def _finite(saved: Sequence[float] | None) -> np.ndarray | str:
     return losses if losses.size and np.isfinite(losses).all() else "not finite"
 
 
+def losses(evaluation: dict[str, Any]) -> Numbers:
+    """The loss of each window, by protocol and length, of a file of results."""
+    by_protocol = evaluation.get("losses") or {}
+    return {(p, int(n)): _finite(x) for p, by in by_protocol.items() for n, x in by.items()}
+
+
+def brief(problem: str) -> str:
+    """A problem of a cell in one or two words, without its seeds."""
+    return problem.partition(" in seed")[0]
+
+
 class Cell(NamedTuple):
     """A number over all seeds, or `problem`: why there is none."""
 
-    values: dict[int, float]
+    values: dict[Any, float]
     problem: str
     estimate: statistics.Estimate | None
 
@@ -108,12 +129,12 @@ class Scheme:
     name: str
     spec: str
     index: int
-    runs: dict[int, Run]
+    runs: dict[Any, Run]
     checks: dict[Pair, Run] = dataclasses.field(default_factory=dict)
     folder: str = ""
     style: Style | None = None
 
-    def by_seed(self, read: Callable[[Run], Any]) -> tuple[dict[int, Any], str]:
+    def by_seed(self, read: Callable[[Run], Any]) -> tuple[dict[Any, Any], str]:
         """Seed → what `read` finds in its run; and the problems, texts, of the other seeds.
 
         A problem has its seeds after it; "not defined" has none if it is that of all seeds.
@@ -130,9 +151,21 @@ class Scheme:
                 parts.append(f"{trouble} {'in ' * (trouble != 'missing')}{listed}")
         return good, "; ".join(parts)
 
-    def windows(self, protocol: str, length: int) -> tuple[dict[int, np.ndarray], str]:
-        """Seed → loss of every window, for the seeds that have it; the problems of the others."""
-        return self.by_seed(lambda run: run.windows(protocol, length))
+    def measured(self, test: str, length: int) -> tuple[dict[Any, np.ndarray], str]:
+        """Seed → numbers of a test, for the seeds that have them; the problems of the others."""
+        return self.by_seed(lambda run: run.measured(test, length))
+
+    def means(self, tests: Iterable[Test]) -> tuple[dict[Any, float], str]:
+        """Seed → its mean over tests; or, without all of them, a problem."""
+        cells = [self.cell(*test) for test in tests]
+        if problems := [cell.problem for cell in cells if cell.problem]:
+            return {}, problems[0]
+        return {k: float(np.mean([cell.values[k] for cell in cells])) for k in cells[0].values}, ""
+
+    def outcome(self, tests: Sequence[Test]) -> tuple:
+        """All numbers of these tests: equal for two schemes only if the computation is the same."""
+        runs = ((k, [self.runs[k].measured(*test) for test in tests]) for k in sorted(self.runs))
+        return tuple((k, *(x if isinstance(x, str) else x.tobytes() for x in f)) for k, f in runs)
 
     def by_position(self) -> tuple[dict[int, np.ndarray], str]:
         """Seed → loss at each position of the longest context; the problems of other seeds."""
@@ -142,16 +175,16 @@ class Scheme:
         """Seed → step → loss at the training length during training; problems of other seeds."""
         return self.by_seed(Run.by_step)
 
-    def cell(self, protocol: str, length: int) -> Cell:
-        """The loss at a length, over seeds."""
-        good, problem = self.windows(protocol, length)
+    def cell(self, test: str, length: int) -> Cell:
+        """The mean of a test, as the loss at a length, over seeds."""
+        good, problem = self.measured(test, length)
         values = {seed: float(w.mean()) for seed, w in good.items()}
         done = not problem and bool(values)
         return Cell(values, problem, statistics.estimate([*values.values()]) if done else None)
 
-    def mean(self, protocol: str, length: int) -> float | None:
-        """The mean loss at a length; None unless all seeds have one."""
-        good, problem = self.windows(protocol, length)
+    def mean(self, test: str, length: int) -> float | None:
+        """The mean of a test; None unless all seeds have one."""
+        good, problem = self.measured(test, length)
         return None if problem or not good else float(np.mean([w.mean() for w in good.values()]))
 
     def fact(self, field: str) -> Any:
@@ -209,22 +242,10 @@ class Results:
                     changes.append(f"{field.removesuffix('s')}{plural} {listed} {what}")
         return "; ".join(changes)
 
-    def table(self) -> Iterator[tuple]:
-        """The header and the rows of the tidy table; without a loss, a row has the problem.
-
-        `each_window` has the loss of every window to six decimals, from which verdicts follow.
-        """
-        head = ("encoding", "protocol", "length", "seed", "loss", "windows", "problem")
-        yield (*head, "each_window")
-        for scheme in self.schemes:
-            for protocol, length in [(p, n) for p in PROTOCOLS for n in self.manifest["lengths"]]:
-                for seed, run in scheme.runs.items():
-                    windows = run.windows(protocol, length)
-                    values = None, None, windows, ""
-                    if not isinstance(windows, str):
-                        each = ";".join(f"{loss:.6f}" for loss in windows)
-                        values = float(windows.mean()), windows.size, "", each
-                    yield scheme.name, protocol, length, seed, *values
+    def rows(self) -> Iterator[Row]:
+        """The table of losses: `parts` has that of every window, from which verdicts follow."""
+        lengths = self.manifest["lengths"]
+        return rows(self.schemes, [(p, n) for p in PROTOCOLS for n in lengths])
 
     def scheme(self, name: str) -> Scheme | None:
         """The scheme of that name."""
@@ -258,7 +279,7 @@ class Results:
     def windows(self) -> int:
         """The most windows of any run at the longest length; 0 without one."""
         runs = (run for scheme in self.schemes for run in scheme.runs.values())
-        found = (run.windows(self.primary[0], self.longest) for run in runs)
+        found = (run.measured(self.primary[0], self.longest) for run in runs)
         return max((x.size for x in found if not isinstance(x, str)), default=0)
 
     @property
@@ -267,56 +288,35 @@ class Results:
         return max(self.manifest["lengths"])
 
 
-def nested(
-    rows: Iterable[dict[str, Any]], keys: Sequence[str], value: Callable[[dict], Any]
-) -> dict[Any, Any]:
-    """A tidy table as nested dictionaries, by the values of its columns `keys`."""
-    tree: dict = {}
-    for row in rows:
-        leaf = tree
-        for key in keys[:-1]:
-            leaf = leaf.setdefault(row[key], {})
-        leaf[row[keys[-1]]] = value(row)
-    return tree
+def rows(
+    schemes: Iterable[Scheme],
+    tests: Sequence[Test],
+    variant: str = "",
+    positions: Sequence[float] = (),
+) -> Iterator[Row]:
+    """The table of these tests: a row per seed, or one for each of several positions in a test."""
+    for scheme, (test, length) in itertools.product(schemes, tests):
+        for seed, run in scheme.runs.items():
+            rate, multiple = (run.evaluation.get(name) for name in RATES)
+            row = Row(scheme.name, variant, seed, rate, multiple, test, length, None, None)
+            found = run.measured(test, length)
+            if isinstance(found, str):
+                yield row._replace(status=found)
+            elif positions:
+                for at, value in zip(positions, found.tolist(), strict=True):
+                    yield row._replace(position=at, value=value)
+            else:
+                parts = tuple(found.tolist()) if found.size > 1 else ()
+                yield row._replace(value=float(found.mean()), parts=parts)
 
 
-def of_table(rows: Sequence[dict[str, Any]], reference: str, trained: int) -> Results:
-    """A comparison from the rows of its tidy table.
-
-    In tables without the loss of each window, a seed's mean is its one window, and intervals are
-    over seeds alone.
-    """
-    keys = ("encoding", "seed", "protocol", "length")
-
-    def windows(row: dict[str, Any]) -> list[float] | None:
-        each = row.get("each_window") or row["loss"]
-        return [float(loss) for loss in each.split(";")] if row["loss"] else None
-
-    losses = nested(rows, keys, windows)
-    runs = {n: {s: finished({"losses": x}) for s, x in by.items()} for n, by in losses.items()}
-    return of_runs(runs, reference, trained, {int(row["length"]) for row in rows})
-
-
-def finished(evaluation: dict[str, Any], metrics: Sequence[dict] = ()) -> Run:
-    """A run that is not in a folder."""
-    return Run(0, "ok", "", evaluation, tuple(metrics))
-
-
-def of_runs(
-    runs: dict[str, dict[Any, Run]],
-    reference: str,
-    trained: int,
-    lengths: Iterable[int],
-    **manifest: Any,
-) -> Results:
-    """A comparison for its figures, from its runs by scheme and seed."""
-    schemes = [
-        Scheme(name, name, k, {int(seed): run for seed, run in by_seed.items()})
-        for k, (name, by_seed) in enumerate(runs.items())
-    ]
-    about = {"reference": reference, "train_length": trained, "lengths": sorted({*lengths})}
-    seeds = sorted({seed for scheme in schemes for seed in scheme.runs})
-    return Results(Path(), {**about, "seeds": seeds, **manifest}, told_apart(schemes), None)
+def of_table(found: Iterable[Row], specs: Mapping[str, str] | None = None) -> tuple[Scheme, ...]:
+    """The schemes of a table, of one variant; `specs` by name, where these are others."""
+    schemes = []
+    for index, (name, by_seed) in enumerate(table.grouped(found).items()):
+        runs = {seed: Run(seed, numbers=numbers) for seed, numbers in by_seed.items()}
+        schemes.append(Scheme(name, (specs or {}).get(name, name), index, runs))
+    return told_apart(schemes)
 
 
 def binding(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -357,20 +357,21 @@ def read_metrics(path: Path) -> tuple[tuple[dict[str, Any], ...], int, int]:
 def _run(folder: Path, seed: int, name: str = EVALUATION) -> Run:
     """One run; a missing or unreadable file is a status, not an error."""
     metrics = read_metrics(folder / "metrics.jsonl")
-    path = folder / name
+    path, about = folder / name, ({}, {}, *metrics, folder)
     if not path.is_file():
         if (failed := path.with_suffix(FAILED)).is_file():
-            return Run(seed, "failed", str(_json(failed).get("reason")), {}, *metrics)
-        return Run(seed, "missing", f"no {name}: not finished, or it failed", {}, *metrics)
+            return Run(seed, "failed", str(_json(failed).get("reason")), *about)
+        return Run(seed, "missing", f"no {name}: not finished, or it failed", *about)
     try:
         evaluation = _json(path)
         status, reason = str(evaluation["status"]), str(evaluation.get("reason") or "")
-    except (ValueError, KeyError, TypeError) as error:
-        return Run(seed, "unreadable", f"{name}: {type(error).__name__}", {}, *metrics)
+        numbers = losses(evaluation)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Run(seed, "unreadable", f"{name}: {type(error).__name__}", *about)
     loss = evaluation.get("train_loss")
     if status == "ok" and loss is not None and not math.isfinite(loss):
         status, reason = "diverged", f"the training loss is {loss}"
-    return Run(seed, status, reason, evaluation, *metrics)
+    return Run(seed, status, reason, numbers, evaluation, *metrics, folder)
 
 
 def rate_folder(folder: str, rate: float, encoding_rate: float) -> Path:
@@ -392,7 +393,7 @@ def read_check(workdir: Path, folder: str, pair: Pair, seed: int) -> Run:
 
 def rate_loss(check: Run, length: int) -> float:
     """Loss at the training length; infinite if the run gave none."""
-    windows = check.windows(PROTOCOLS[0], length)
+    windows = check.measured(PROTOCOLS[0], length)
     return math.inf if isinstance(windows, str) else float(windows.mean())
 
 
@@ -436,6 +437,12 @@ def read(workdir: Path, evaluation: str = EVALUATION) -> Results:
         runs = {seed: _run(path / f"seed{seed}", seed, evaluation) for seed in manifest["seeds"]}
         checks = _read_checks(workdir, folder, manifest, entry)
         schemes.append(Scheme(name, str(entry["spec"]), index, runs, checks, folder))
-    paths = workdir / "speed.json", workdir / REPORTED
-    speed, reported = (_json(path) if path.is_file() else None for path in paths)
-    return Results(workdir, manifest, told_apart(schemes), speed, tuple(reported or ()))
+    path = workdir / "speed.json"
+    speed = _json(path) if path.is_file() else None
+    return Results(workdir, manifest, told_apart(schemes), speed, reports(workdir))
+
+
+def reports(workdir: Path) -> tuple[dict[str, Any], ...]:
+    """The subjects of the reports that were written to a folder."""
+    path = workdir / REPORTED
+    return tuple(_json(path)) if path.is_file() else ()

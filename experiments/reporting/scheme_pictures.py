@@ -244,7 +244,7 @@ def _trained(results: Results, scheme: Scheme, longest: int) -> tuple[Encoding, 
     init = functools.partial(encoding.init, jax.random.key(0), dims)
     shapes, tree = jax.tree.flatten(jax.eval_shape(init))
     notes = ["first scheme of the pattern"] if len(set(pattern)) > 1 else []
-    path = results.workdir / "runs" / scheme.folder / f"seed{m['seeds'][0]}" / "encoding.npz"
+    path = scheme.runs[m["seeds"][0]].folder / "encoding.npz"
     leaves = []
     if shapes and path.is_file():
         with np.load(path, allow_pickle=False) as arrays:

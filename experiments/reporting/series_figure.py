@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.reporting import results, sentences, statistics
-from experiments.reporting.figures import POINTS, band, each_seed
+from experiments.reporting.figures import band, each_seed
 from experiments.reporting.plotting import (
+    POINTS,
     Drawing,
     canvas,
     label,
@@ -146,7 +147,7 @@ def points(comparisons: Sequence[Results]) -> list[Point]:
             for scheme in part.schemes:
                 d = paired_difference(scheme, reference, part.primary[0], length)
                 if scheme is not reference and isinstance(d, Estimate):
-                    seeds = tuple(sorted(scheme.windows(part.primary[0], length)[0]))
+                    seeds = tuple(sorted(scheme.measured(part.primary[0], length)[0]))
                     series.append(Point(scheme, *about, length, d, seeds))
     return series
 

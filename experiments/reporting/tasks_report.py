@@ -1,207 +1,176 @@
 """The report of a comparison on tasks: accuracies, differences, a table and a map."""
 
 import dataclasses
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import rich.table
 
-from experiments.reporting import accuracy_differences, plotting, statistics
-from experiments.reporting.accuracy_differences import Difference, judged, line
+from experiments.reporting import plotting
+from experiments.reporting.accuracy_differences import judged, line
+from experiments.reporting.results import Scheme, brief
 from experiments.running.configs.tasks import MEASURES, TasksConfig
 from experiments.running.run_names import find, short_names, title
+from experiments.running.table import Row, Test
 from pe_jax import position_schemes
 
-HEADER = (
-    *("encoding", "positions", "task", "length", "seed", "token_accuracy", "exact_match"),
-    *("learning_rate", "encoding_rate", "note"),
-)
 FIXED = "a fixed answer"
 MEASURED = {"tokens": "tokens", "answers": "whole answers"}
-PANELS = (  # title, which of a score's two numbers, whether beyond the training length
-    ("Tokens right at the longest length trained on", 0, False),
-    ("Tokens right at longer ones, mean over lengths", 0, True),
-    ("Whole answers right at longer ones, mean over lengths", 1, True),
+PANELS = (  # title, measure, whether beyond the training length
+    ("Tokens right at the longest length trained on", "tokens", False),
+    ("Tokens right at longer ones, mean over lengths", "tokens", True),
+    ("Whole answers right at longer ones, mean over lengths", "answers", True),
 )
 
 
-def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> list[dict]:
-    """One entry per encoding and kind of positions: scores by task, length and seed.
-
-    The first entry is named FIXED, with the scores of `fixed` for each task.
-    """
-    names = short_names(config.positions)
-    entries = [(spec, names[positions]) for spec, positions in runs]
-    lengths = [str(n) for n in (config.length, *config.lengths)]
-    collected = []
-    for (spec, positions), by_task in runs.items():
-        pattern = dataclasses.replace(config.model, encoding=spec).pattern
-        scheme = position_schemes.choose(positions, pattern)
+def names(config: TasksConfig) -> dict[tuple[str, str], str]:
+    """(encoding, positions) → the name of that scheme; contiguous positions are not in it."""
+    short = short_names(config.positions)
+    entries, by_entry = [(spec, short[positions]) for spec, positions in config.entries()], {}
+    for spec, positions in config.entries():
+        scheme = position_schemes.choose(
+            positions, dataclasses.replace(config.model, encoding=spec).pattern
+        )
         is_contiguous = scheme == position_schemes.Contiguous()
-        plain = names[positions] if is_contiguous else "contiguous"
-        scores, rates = {}, {}
-        for task, runs_of in by_task.items():
-            scores[task] = {
-                n: {
-                    s: r["scores"][n] if r["status"] == "ok" else r["status"]
-                    for s, r in runs_of.items()
-                }
-                for n in lengths
-            }
-            first = next(iter(runs_of.values()))
-            rates[task] = [first["learning_rate"], first["encoding_rate"]]
-        name = title(spec, names[positions], entries, plain)
-        about = {"name": name, "spec": spec, "positions": positions}
-        collected.append({**about, "scores": scores, "rates": rates})
-    scores = {task: {n: {"": value} for n, value in fixed(task).items()} for task in config.tasks}
-    fixed_entry = {"name": FIXED, "spec": "", "positions": "", "rates": {}, "scores": scores}
-    return [fixed_entry, *collected]
+        plain = short[positions] if is_contiguous else "contiguous"
+        by_entry[spec, positions] = title(spec, short[positions], entries, plain)
+    return by_entry
 
 
-def by_seed(entry: dict, task: str, which: int, lengths: Iterable[int]) -> dict | str:
-    """Accuracy of each seed, the mean over lengths; or why there is none."""
-    scores = [entry["scores"][task][str(n)] for n in lengths]
-    words = [x for score in scores for x in score.values() if isinstance(x, str)]
-    if words:
-        return max(words, key=["not defined", "not finite", "diverged", "failed"].index)
-    return {seed: float(np.mean([s[seed][which] for s in scores])) for seed in scores[0]}
+def rows(config: TasksConfig, runs: dict, fixed: dict[str, dict]) -> Iterator[Row]:
+    """The table of all runs; first, as a scheme named FIXED, the scores of `fixed` by task."""
+    for task, scores in fixed.items():
+        yield from _scores(Row(FIXED, "", None, None, None, task, 0, None, None), scores)
+    short = short_names(config.positions)
+    for (spec, positions), name in names(config).items():
+        for task, by_seed in runs.get((spec, positions), {}).items():
+            for seed, run in by_seed.items():
+                rates = run["learning_rate"], run["encoding_rate"]
+                row = Row(name, short[positions], seed, *rates, task, 0, None, None)
+                lost = dict.fromkeys((config.length, *config.lengths), run["status"])
+                yield from _scores(row, run["scores"] if run["status"] == "ok" else lost)
 
 
-def cell(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) -> float | str:
+def _scores(row: Row, scores: dict) -> Iterator[Row]:
+    """The row for each measure and length; `scores` are those of a run, or words."""
+    for length, found in scores.items():
+        for k, measure in enumerate(MEASURES):
+            cell = {"status": found} if isinstance(found, str) else {"value": found[k]}
+            yield row._replace(test=f"{row.test}: {measure}", length=int(length), **cell)
+
+
+def tests(task: str, measure: str, lengths: Iterable[int]) -> list[Test]:
+    """A task's tests in the table."""
+    return [(f"{task}: {measure}", length) for length in lengths]
+
+
+def cell(config: TasksConfig, scheme: Scheme, task: str, measure: str, beyond: bool) -> float | str:
     """The mean over seeds at the training length or over those beyond, or why there is none."""
-    values = by_seed(entry, task, which, config.lengths if beyond else (config.length,))
-    return values if isinstance(values, str) else float(np.mean([*values.values()]))
+    lengths = config.lengths if beyond else (config.length,)
+    values, problem = scheme.means(tests(task, measure, lengths))
+    return brief(problem) if problem else float(np.mean([*values.values()]))
 
 
-def pairs(config: TasksConfig, entries: list[dict]) -> dict[str, list[tuple[dict, dict]]]:
+def pairs(config: TasksConfig, schemes: Sequence[Scheme]) -> dict[str, list[tuple[Scheme, Scheme]]]:
     """Pairs to compare: each kind of positions with the first, each encoding with `reference`."""
-    first_positions = short_names(config.positions)[config.positions[0]]
-    first = {e["spec"]: e for e in entries if e["positions"] == first_positions}
-    moved = [e for e in entries if e["spec"] in first and e is not first[e["spec"]]]
+    by_name = {scheme.name: scheme for scheme in schemes}
+    found = {entry: by_name[name] for entry, name in names(config).items() if name in by_name}
+    first = {spec: s for (spec, at), s in found.items() if at == config.positions[0]}
     reference = first.get(find("reference", config.reference, config.encodings))
-    schemes = [e for e in first.values() if reference and e is not reference]
     return {
-        "positions": [(e, first[e["spec"]]) for e in moved],
-        "encodings": [(e, reference) for e in schemes if reference],
+        "positions": [
+            (s, first[spec])
+            for (spec, _), s in found.items()
+            if spec in first and s is not first[spec]
+        ],
+        "encodings": [(s, reference) for s in first.values() if reference and s is not reference],
     }
 
 
-def difference(
-    config: TasksConfig, entry: dict, other: dict, tasks: Iterable[str] = ()
-) -> Difference:
-    """The difference of two entries in the primary metric, paired by seed; of all tasks if none."""
-    which, lengths = MEASURES.index(config.measure), config.primary or config.lengths
-    return accuracy_differences.difference(
-        entry, other, tasks or config.tasks, lambda e, task: by_seed(e, task, which, lengths)
-    )
-
-
-def differences(config: TasksConfig, entries: list[dict]) -> dict[str, list[dict]]:
-    """All of `pairs`, judged: by family, each corrected separately.
+def differences(config: TasksConfig, schemes: Sequence[Scheme]) -> dict[str, list[dict]]:
+    """All of `pairs`, judged by the primary metric: by family, each corrected separately.
 
     Of encodings there is a family for the mean over tasks, and one for each task if there are
     several, "encodings, TASK".
     """
-    judgements = {}
-    for family, compared in pairs(config, entries).items():
+    judgements, lengths = {}, config.primary or config.lengths
+    for family, compared in pairs(config, schemes).items():
         several = config.tasks if family == "encodings" and len(config.tasks) > 1 else ()
         for task in ("", *several):
-            outcomes = {}
-            for entry, other in compared:
-                ours, theirs = (_outcome(e, task) for e in (entry, other))
-                outcomes[entry["name"]] = "same" if ours == theirs else (ours, theirs)
-            found = [difference(config, *pair, [task] if task else ()) for pair in compared]
-            same = statistics.copies(outcomes, "same")
-            name = f"{family}, {task}" if task else family
-            judgements[name] = judged(found, MEASURED[config.measure], same)
+            listed = [task] if task else config.tasks
+            primary = {name: tests(name, config.measure, lengths) for name in listed}
+            every = (config.length, *config.lengths)
+            alike = [t for name in listed for m in MEASURES for t in tests(name, m, every)]
+            judgements[f"{family}, {task}" if task else family] = judged(
+                compared, primary, MEASURED[config.measure], alike
+            )
     return judgements
-
-
-def _outcome(entry: dict, task: str) -> str:
-    """The scores of a task, or of all, as text."""
-    scores = entry["scores"]
-    return json.dumps(scores[task] if task else scores, sort_keys=True)
 
 
 def lines(config: TasksConfig, differences: dict[str, list[dict]]) -> list[str]:
     """The differences for the terminal."""
     printed = []
-    for family, rows in differences.items():
+    for family, listed in differences.items():
         _, _, task = family.partition(", ")
-        printed += [f"{task}: {line(row)}" if task else line(row) for row in rows]
+        printed += [f"{task}: {line(row)}" if task else line(row) for row in listed]
     if not differences["encodings"]:
         printed.append(f"No encodings are compared with reference={config.reference!r}.")
     return printed
 
 
-def table(config: TasksConfig, entries: list[dict]) -> rich.table.Table:
+def table(config: TasksConfig, schemes: Sequence[Scheme], rows: Sequence[Row]) -> rich.table.Table:
     """Tokens right beyond the training length, each encoding on each task."""
     over = f"Mean over lengths {config.lengths} and {config.seeds} seeds"
-    caption = f"{over}; trained to {config.length}, {rates_used(config, entries)}."
+    caption = f"{over}; trained to {config.length}, {rates_used(config, rows)}."
     accuracies = rich.table.Table("task", title="Tokens right at longer lengths", caption=caption)
-    for entry in entries:
-        accuracies.add_column(entry["name"], justify="right")
+    for scheme in schemes:
+        accuracies.add_column(scheme.name, justify="right")
     for task in config.tasks:
-        values = [cell(config, entry, task, 0, True) for entry in entries]
+        values = [cell(config, scheme, task, "tokens", True) for scheme in schemes]
         accuracies.add_row(task, *(x if isinstance(x, str) else f"{x:.3f}" for x in values))
     return accuracies
 
 
-def rates_used(config: TasksConfig, entries: list[dict]) -> str:
+def rates_used(config: TasksConfig, rows: Sequence[Row]) -> str:
     """Describes the learning rates that were used."""
-    pairs = [pair for entry in entries for pair in entry["rates"].values()]
-    rates, multiples = ([float(pair[k]) for pair in pairs] for k in (0, 1))
+    trained = {(row.scheme, row.test.partition(":")[0]): row for row in rows if row.learning_rate}
     words = "at one learning rate"
     if config.rates:
-        counts = _counted((*config.rates, *rates), rates)
+        counts = _counted(config.rates, [row.learning_rate for row in trained.values()])
         words = f"at the best learning rate of each encoding and task ({counts})"
     if config.encoding_rates:
-        counts = _counted((*config.encoding_rates, *multiples), multiples)
+        counts = _counted(config.encoding_rates, [row.encoding_rate for row in trained.values()])
         words += f", encodings' own parameters at the best multiple of it ({counts})"
     elif config.optimizer.encoding_rate != 1:
         words += f", encodings' own parameters at {config.optimizer.encoding_rate:g} times that"
     return words
 
 
-def _counted(values: Iterable[float], used: list[float]) -> str:
-    count = Counter(used)
-    return ", ".join(f"{value:g} in {count[value]}" for value in sorted({*map(float, values)}))
+def _counted(tried: Iterable[float], used: Sequence[float | None]) -> str:
+    values = sorted({*map(float, tried), *filter(None, used)})
+    return ", ".join(f"{value:g} in {Counter(used)[value]}" for value in values)
 
 
 @plotting.styled
-def figure(config: TasksConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
+def figure(config: TasksConfig, schemes: Sequence[Scheme]) -> plotting.Drawing:
     """Encoding × task, at the training length and beyond it."""
-    width, height = max(6.4, 2.6 + 0.62 * len(config.tasks)), 1.0 + 0.32 * len(entries)
+    width, height = max(6.4, 2.6 + 0.62 * len(config.tasks)), 1.0 + 0.32 * len(schemes)
     title = f"Accuracy: trained to {config.length} symbols, tested to {max(config.lengths)}"
     drawn, all_axes = plotting.canvas(width, 3 * height + 2.4, len(PANELS), title=title)
-    for axes, (name, which, beyond) in zip(all_axes, PANELS, strict=True):
-        cells = [[cell(config, e, task, which, beyond) for task in config.tasks] for e in entries]
+    for axes, (name, measure, beyond) in zip(all_axes, PANELS, strict=True):
+        cells = [[cell(config, s, task, measure, beyond) for task in config.tasks] for s in schemes]
         plotting.numbers(axes, [[np.nan if isinstance(x, str) else x for x in r] for r in cells])
         for y, row in enumerate(cells):
             for x, value in enumerate(row):
                 if isinstance(value, str):
                     words = {"ha": "center", "va": "center", "fontsize": 7.5}
                     axes.text(x, y, value.replace(" ", "\n"), **words, color=plotting.INK)
-        axes.set_yticks(range(len(entries)), plotting.labels([e["name"] for e in entries], 28))
+        axes.set_yticks(range(len(schemes)), plotting.labels([s.name for s in schemes], 28))
         axes.set_xticks([])
         axes.set_title(name, wrap=True, fontsize=10)
     names = [task.replace("_", " ") for task in config.tasks]
     all_axes[-1].set_xticks(range(len(names)), names, rotation=40, ha="right")
     plotting.colour_bar(drawn, all_axes, "accuracy")
     alt = f"Accuracy of each encoding on each task, at the training length and beyond. {title}"
-    return plotting.Drawing("tasks", drawn, HEADER, rows, alt)
-
-
-def csv_rows(entries: list[dict]) -> list[tuple]:
-    """Every number, one per row of the CSV."""
-    return [
-        (e["name"], e["positions"], task, length, seed)
-        + ((None, None) if isinstance(value, str) else (*value,))
-        + (*e["rates"].get(task, (None, None)), value if isinstance(value, str) else "")
-        for e in entries
-        for task, scores in e["scores"].items()
-        for length, seeds in scores.items()
-        for seed, value in seeds.items()
-    ]
+    return plotting.Drawing("tasks", drawn, alt=alt)

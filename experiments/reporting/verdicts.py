@@ -104,13 +104,9 @@ def decide(
     compared = [s for s in schemes if s is not reference]
     outcomes = {s.name: paired_difference(s, reference, protocol, length) for s in compared}
     differences = {n: x if isinstance(x, Estimate) else None for n, x in outcomes.items()}
-
-    def bits(scheme: Scheme) -> tuple[tuple[int, bytes], ...]:
-        windows, _ = scheme.windows(protocol, length)
-        return tuple((seed, windows[seed].tobytes()) for seed in sorted(windows))
-
-    losses = {s.name: bits(s) for s in compared if differences[s.name]}
-    same = statistics.copies(losses, bits(reference))
+    test = [(protocol, length)]
+    losses = {s.name: s.outcome(test) for s in compared if differences[s.name]}
+    same = statistics.copies(losses, reference.outcome(test))
     tested, family = statistics.family(differences, same)
 
     def verdict(scheme: Scheme) -> Verdict:
@@ -136,8 +132,8 @@ def paired_difference(
     scheme: Scheme, reference: Scheme, protocol: str, length: int
 ) -> Estimate | str:
     """The paired difference of the losses at a length, or why there is none."""
-    ours, problem = scheme.windows(protocol, length)
-    theirs, reference_problem = reference.windows(protocol, length)
+    ours, problem = scheme.measured(protocol, length)
+    theirs, reference_problem = reference.measured(protocol, length)
     if problem:
         return problem
     if reference_problem:
@@ -213,7 +209,7 @@ def by_position(results: Results) -> tuple[dict[str, list[Bin]], dict[str, str]]
             missing[scheme.name] = scheme_problem or "not evaluated"
         else:
             paired = [ours[seed] - theirs[seed] for seed in sorted(ours)]
-            windows, _ = scheme.windows(PROTOCOLS[0], results.longest)
+            windows, _ = scheme.measured(PROTOCOLS[0], results.longest)
             by_scheme[scheme.name] = [
                 Bin(a, b, statistics.estimate([float(d[a - 1 : b].mean()) for d in paired]))
                 for a, b in bins(paired[0].size, min((w.size for w in windows.values()), default=1))

@@ -42,23 +42,22 @@ class Row(NamedTuple):
     status: str = "ok"
 
 
-RATES = ("learning_rate", "encoding_rate")
 Test = tuple[str, int]  # what was asked, and at which length
 Numbers = dict[Test, np.ndarray | str]  # of a run: float64 [parts or positions], or its status
 
 
-def grouped(rows: Iterable[Row]) -> dict[tuple[str, str], dict[int | None, Numbers]]:
-    """(scheme, variant) → seed → (test, length) → its numbers, in the order of the rows."""
-    cells: dict[tuple[str, str], dict[int | None, dict[Test, list[Row]]]] = {}
+def grouped(rows: Iterable[Row]) -> dict[str, dict[int | None, Numbers]]:
+    """Scheme → seed → (test, length) → its numbers, in the order of the rows."""
+    cells: dict[str, dict[int | None, dict[Test, list[Row]]]] = {}
     for row in rows:
-        by_test = cells.setdefault((row.scheme, row.variant), {}).setdefault(row.seed, {})
+        by_test = cells.setdefault(row.scheme, {}).setdefault(row.seed, {})
         by_test.setdefault((row.test, row.length), []).append(row)
     return {
-        model: {
+        scheme: {
             seed: {test: _numbers(listed) for test, listed in by_test.items()}
             for seed, by_test in seeds.items()
         }
-        for model, seeds in cells.items()
+        for scheme, seeds in cells.items()
     }
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from experiments.programs import compare
 from experiments.reporting import comparison_report, results
+from experiments.running import table
 from experiments.running import training_loop as program
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.provenance import environment
@@ -404,7 +405,6 @@ def test_a_last_look_is_at_the_kept_files_alone_and_is_counted(tmp_path, monkeyp
         )
         assert np.mean(kept) > np.mean(seen) + 0.1  # letters that the model was not trained on
         losses += kept
-    with (tmp_path / "runs" / "last_look.csv").open() as file:
-        rows = [r for r in csv.DictReader(file) if r["length"] == str(tiny.L)]
-    written = [x for r in rows if r["protocol"] == "sliding" for x in r["each_window"].split(";")]
-    np.testing.assert_allclose([float(x) for x in written], losses, atol=1e-6)
+    rows = table.read(tmp_path / "runs" / "last_look.csv")
+    written = [x for r in rows if (r.test, r.length) == ("sliding", tiny.L) for x in r.parts]
+    np.testing.assert_allclose(written, losses, atol=1e-6)

@@ -1,6 +1,5 @@
 """Longer contexts from a trained model: methods, fine-tune, search, what is refused."""
 
-import csv
 import dataclasses
 import json
 import os
@@ -15,7 +14,7 @@ import pytest
 
 from experiments.programs import extend as program
 from experiments.reporting import extension_report
-from experiments.running import run_names, trained_run
+from experiments.running import run_names, table, trained_run
 from experiments.running import training_loop as base_program
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import bases, longrope_search, methods, runs
@@ -75,11 +74,10 @@ def test_every_method_is_another_model_beyond_the_trained_length_and_finite(foun
             assert a >= b or (beyond[a] == beyond[b]) == ((b, a) in same or (a, b) in same), (a, b)
     assert within == {"rope", "rope+log_length", "dynamic_ntk"}  # these change nothing within it
     assert entries["rope+log_length"]["encoding"] == "rope+log_length"
-    with (folder / "loss-sliding.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(entries) * 2
-    with (folder / "passkeys.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len(entries) * 2 * 2 and all(0 <= float(r["exact"]) <= 1 for r in rows)
+    rows = table.read(folder / "results.csv")
+    assert sum(row.test == "sliding" for row in rows) == len(entries) * 2
+    keys = [row for row in rows if row.test == "passkeys: exact"]
+    assert len(keys) == len(entries) * 2 * 2 and all(0 <= row.value <= 1 for row in keys)
     assert all((folder / f"{n}.png").stat().st_size > 1000 for n in ("loss-sliding", "passkeys"))
 
 

@@ -1,6 +1,5 @@
 """Models of other encodings beside extended ones: as trained, the same questions, by seed."""
 
-import csv
 import dataclasses
 import json
 import shutil
@@ -14,7 +13,7 @@ from scipy import stats
 
 from experiments.programs import compare, extend
 from experiments.reporting import extension_report
-from experiments.running import trained_run
+from experiments.running import table, trained_run
 from experiments.running.configs.compare import CompareConfig, described
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import bases
@@ -82,9 +81,9 @@ def test_other_encodings_have_the_evaluations_of_their_runs_of_each_seed(compari
             assert entries[name]["seeds"][seed]["plain"]["losses"] == own
             losses.append(own["sliding"][str(L)])
     assert len({*map(tuple, losses)}) == len(losses)
-    for table in ("passkeys", "loss-sliding"):
-        with (folder / f"{table}.csv").open() as file:
-            assert {row["encoding"] for row in csv.DictReader(file)} == {*entries}
+    for test in ("passkeys: exact", "sliding"):
+        rows = table.read(folder / "results.csv")
+        assert {row.scheme for row in rows if row.test == test} == {*entries}
     assert given["verdicts"]["plain"].keys() == entries.keys()
     assert given["verdicts"]["plain"]["rerope"] == "the reference"
     assert given["verdicts"]["plain"]["learned"] == "no number in both"
@@ -168,7 +167,9 @@ def page(rates: Mapping[str, Mapping[int, list[float] | None]], primary="passkey
         for n, by in rates.items()
     ]
     config = extension("unused", {"trained": "t"}, primary=primary)
-    return extension_report.Page(config, L, TARGET, entries)
+    return extension_report.Page(
+        config, L, TARGET, {"plain": extension_report.schemes(entries, "plain")}
+    )
 
 
 def test_passkeys_are_compared_with_the_reference_of_the_same_seed():

@@ -1,6 +1,5 @@
 """Images: what the labels say is what is drawn; a ViT sees it; the comparison end to end."""
 
-import csv
 import dataclasses
 import json
 import signal
@@ -13,7 +12,9 @@ from flax import nnx
 from scipy import stats
 
 from experiments.programs import images as program
-from experiments.reporting import images_report
+from experiments.reporting import images_report, results
+from experiments.reporting.results import Run, Scheme
+from experiments.running import table
 from experiments.running.configs.images import ImagesConfig
 from pe_jax import positions as pos
 from pe_jax.models import vit
@@ -206,20 +207,19 @@ def test_it_goes_on_where_it_was_and_trains_once_for_positions_that_differ_later
 
 def test_a_table_is_not_defined_on_a_larger_image_unless_it_is_resized(compared):
     folder, _ = compared
-    found = {e["name"]: e for e in json.loads((folder / "results.json").read_text())["encodings"]}
-    assert list(found) == ["nope", "learned_2d", "learned_2d, resized"]
-    table, resized = (found[name]["accuracy"] for name in ("learned_2d", "learned_2d, resized"))
-    assert [*table] == ["trained 24", "wider 48", "finer 48"]
-    assert table["trained 24"] == resized["trained 24"]
-    assert {*table["wider 48"].values(), *table["finer 48"].values()} == {None}
-    assert all(0 <= x <= 1 for x in resized["wider 48"].values())
-    config = settings(folder, seeds=2)
-    cells = [images_report.cell(found["learned_2d"], view) for view in program.views(config)]
-    assert cells[1:] == ["not defined"] * 2 and " ± " in cells[0]
-    with (folder / "accuracy.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = table.read(folder / "results.csv")
     assert len(rows) == 3 * 3 * 2
-    assert [r["accuracy"] for r in rows if r["encoding"] == "learned_2d"][2:] == [""] * 4
+    schemes = {scheme.name: scheme for scheme in results.of_table(rows)}
+    assert [*schemes] == ["nope", "learned_2d", "learned_2d, resized"]
+    plain, resized = schemes["learned_2d"], schemes["learned_2d, resized"]
+    config = settings(folder, seeds=2)
+    trained, wider, finer = (view.test for view in program.views(config))
+    assert (trained, wider, finer) == (("trained", 24), ("wider", 48), ("finer", 48))
+    assert plain.cell(*trained) == resized.cell(*trained) and plain.cell(*trained).estimate
+    assert plain.cell(*wider)[:2] == plain.cell(*finer)[:2] == ({}, "not defined")
+    assert all(0 <= x <= 1 for x in resized.cell(*wider).values.values())
+    cells = [images_report.cell(plain, view) for view in program.views(config)]
+    assert cells[1:] == ["not defined"] * 2 and " ± " in cells[0]
     assert (folder / "accuracy.png").stat().st_size > 1000
     assert [*json.loads((folder / "results.json").read_text())["differences"]] == [
         *("trained", "wider", "finer")
@@ -236,8 +236,10 @@ def test_a_run_that_diverged_is_words_not_a_number(compared):
     good[0]["accuracy"]["index"] = {view.name: 0.5 for view in program.views(config)}
     learned = (config.entries[1][0], "index")
     good[0]["accuracy"]["resized"] = good[0]["accuracy"]["index"]
-    entries = program.collect(config, {("nope", "index"): bad, learned: good})
-    cells = [[images_report.cell(e, view) for view in program.views(config)] for e in entries]
+    _, _, resized = config.entries
+    runs = {("nope", "index"): bad, learned: good, resized: good}
+    schemes = results.of_table(images_report.rows(config, runs))
+    cells = [[images_report.cell(s, view) for view in program.views(config)] for s in schemes]
     assert cells == [["diverged"] * 3, ["0.500"] * 3, ["0.500"] * 3]
 
 
@@ -248,15 +250,21 @@ def test_differences_to_the_reference_are_paired_by_seed_and_each_kind_of_view_i
     rng, noise = np.random.default_rng(0), np.arange(5) / 100
 
     def entry(name, wider, finer):
-        each = {"trained 24": noise + 0.5, "wider 48": wider, "finer 48": finer}
-        each |= {"wider 72": wider if None in wider else wider + (name == "nope") * 0.02}
-        each |= {"finer 72": finer}
-        accuracy = {v: dict(enumerate(x)) for v, x in each.items()}
-        return {"name": name, "status": dict.fromkeys(range(5), "ok"), "accuracy": accuracy}
+        each = {("trained", 24): noise + 0.5, ("wider", 48): wider, ("finer", 48): finer}
+        each[("wider", 72)] = wider if wider is None else wider + (name == "nope") * 0.02
+        each[("finer", 72)] = finer
+        runs = {
+            k: Run(
+                k,
+                numbers={t: "not defined" if x is None else x[k : k + 1] for t, x in each.items()},
+            )
+            for k in range(5)
+        }
+        return Scheme(name, name, 0, runs)
 
     theirs = rng.uniform(0.2, 0.4, 5)
     better = entry("nope", theirs + 0.1 + noise, theirs)
-    undefined = entry("learned_2d", [None] * 5, [None] * 5)
+    undefined = entry("learned_2d", None, None)
     reference = entry("learned_2d, resized", theirs, theirs + 0.01)
     found = images_report.differences(config, [better, undefined, reference])
     assert [*found] == ["trained", "wider", "finer"]
@@ -274,7 +282,9 @@ def test_differences_to_the_reference_are_paired_by_seed_and_each_kind_of_view_i
     ).format(*highest)
     shown = images_report.lines(found)
     assert shown[2].startswith("wider: nope minus learned_2d, resized: +13.0 points [+10.")
-    twice = images_report.differences(config, [better, {**better, "name": "again"}, reference])
+    twice = images_report.differences(
+        config, [better, dataclasses.replace(better, name="again"), reference]
+    )
     half *= stats.t.isf(0.025, 4) / stats.t.isf(0.025 / 2, 4)  # a copy does not enlarge a family
     np.testing.assert_allclose([row["low"] for row in twice["wider"]], mean - half)
 
@@ -288,9 +298,9 @@ def test_the_first_seed_tries_all_rates_and_the_others_take_the_best(tmp_path):
     config = settings(tmp_path, encodings=(LEARNED,), seeds=2, steps=5, images="digits")
     config = dataclasses.replace(config, rates=(1e-6, 0.003), encoding_rates=(1.0, 3.0))
     program.main(config)
-    (entry,) = json.loads((tmp_path / "results.json").read_text())["encodings"]
+    rows = table.read(tmp_path / "results.csv")
     runs = [path.relative_to(tmp_path / "runs") for path in tmp_path.rglob("seed*.json")]
-    rate, multiple = entry["rates"]
+    ((rate, multiple),) = {(row.learning_rate, row.encoding_rate) for row in rows}
     assert rate == 0.003  # at 1e-6 nothing is learned
     assert sorted(path.stem for path in runs) == ["seed0"] * 4 + ["seed1"]
     (other,) = (path for path in runs if path.stem == "seed1")
@@ -301,9 +311,7 @@ def test_the_first_seed_tries_all_rates_and_the_others_take_the_best(tmp_path):
         if path.stem == "seed0"
     }
     assert min(losses, key=losses.__getitem__) == other.parts[1]
-    with (tmp_path / "accuracy.csv").open() as file:
-        rates = {(r["encoding"], r["learning_rate"]) for r in csv.DictReader(file)}
-    assert rates == {("learned_2d", "0.003")}
+    assert {row.scheme for row in rows} == {"learned_2d"}
 
 
 def test_augmented_positions_are_drawn_in_training_and_plain_in_tests(tmp_path):

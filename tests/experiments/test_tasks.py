@@ -1,6 +1,5 @@
 """The comparison on tasks: what is scored, what is words, runs that go on, a planted gain."""
 
-import csv
 import dataclasses
 import json
 import re
@@ -12,8 +11,10 @@ from matplotlib.text import Text
 
 from configs import tasks_published
 from experiments.programs import tasks as program
-from experiments.reporting import accuracy_differences, statistics, tasks_report
+from experiments.reporting import accuracy_differences, results, tasks_report
+from experiments.running import table
 from experiments.running.configs.tasks import TasksConfig
+from experiments.running.table import Row
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import tasks
 from pe_jax.training.config import MeshConfig, OptimizerConfig
@@ -58,10 +59,14 @@ def compared(tmp_path_factory):
     return folder, before
 
 
+def scored(folder):
+    """The schemes of a folder's table."""
+    return results.of_table(table.read(folder / "results.csv"))
+
+
 def test_every_text_of_the_map_stays_in_the_picture(compared):
     folder, _ = compared
-    entries = json.loads((folder / "results.json").read_text())["encodings"]
-    drawn = tasks_report.figure(settings(folder), entries, []).figure
+    drawn = tasks_report.figure(settings(folder), scored(folder)).figure
     drawn.canvas.draw()
     texts = [text for text in drawn.findobj(Text) if text.get_text()]
     assert {title for title, *_ in tasks_report.PANELS} <= {text.get_text() for text in texts}
@@ -93,21 +98,21 @@ def test_questions_that_changed_are_not_mixed_with_older_ones(compared, capsys):
 def test_a_table_that_is_too_short_is_words_and_every_number_is_listed(compared):
     folder, _ = compared
     found = json.loads((folder / "results.json").read_text())
-    entries = {e["name"]: e for e in found["encodings"]}
+    schemes = {scheme.name: scheme for scheme in scored(folder)}
     assert found["command"].startswith("python -m experiments.tasks")
-    assert [*entries] == [tasks_report.FIXED, "nope", "learned", "learned, randomized"]
-    scores = entries["learned"]["scores"]
-    assert scores["copy"]["12"] == {"0": "not defined"}  # 24 tokens, and 20 places
-    assert all(0 <= x <= 1 for x in scores["copy"]["8"]["0"] + scores["parity_check"]["12"]["0"])
-    config = settings(folder, positions=("contiguous", RANDOM))
-    assert tasks_report.cell(config, entries["learned"], "copy", 0, True) == "not defined"
-    assert isinstance(tasks_report.cell(config, entries["learned"], "copy", 0, False), float)
-    with (folder / "tasks.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 4 * 2 * 3
-    empty = [r for r in rows if r["note"] == "not defined"]
-    assert {(r["encoding"], r["task"], r["length"]) for r in empty} >= {("learned", "copy", "12")}
-    assert all(r["token_accuracy"] == r["exact_match"] == "" for r in empty)
+    assert [*schemes] == [tasks_report.FIXED, "nope", "learned", "learned, randomized"]
+    run = schemes["learned"].runs[0]
+    assert run.measured("copy: tokens", 12) == "not defined"  # 24 tokens, and 20 places
+    assert 0 <= run.measured("copy: tokens", 8) <= 1
+    assert 0 <= run.measured("parity_check: answers", 12) <= 1
+    config, learned = settings(folder, positions=("contiguous", RANDOM)), schemes["learned"]
+    assert tasks_report.cell(config, learned, "copy", "tokens", True) == "not defined"
+    assert isinstance(tasks_report.cell(config, learned, "copy", "tokens", False), float)
+    rows = table.read(folder / "results.csv")
+    assert len(rows) == 4 * 2 * 3 * 2
+    empty = [row for row in rows if row.status == "not defined"]
+    assert {(r.scheme, r.test, r.length) for r in empty} >= {("learned", "copy: answers", 12)}
+    assert {row.value for row in empty} == {None}
     assert (folder / "tasks.png").stat().st_size > 1000
 
 
@@ -117,13 +122,10 @@ def test_each_task_has_the_rate_that_learns_it_and_other_seeds_run_at_that_alone
     ran = {path.parts[-2:] for path in tmp_path.rglob("seed*.json")}
     tried = {(f"{rate}x1.0", "seed0.json") for rate in (3e-4, 3e-3, 0.03)}  # one past the better
     assert ran == tried | {("0.03x1.0", "seed1.json")}
-    (of,) = [
-        e for e in json.loads((tmp_path / "results.json").read_text())["encodings"] if e["spec"]
-    ]
-    assert of["rates"] == {"copy": [0.03, 1.0]}
-    with (tmp_path / "tasks.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["encoding"] == "rope"]
-    assert {(row["seed"], row["learning_rate"]) for row in rows} == {("0", "0.03"), ("1", "0.03")}
+    rows = [row for row in table.read(tmp_path / "results.csv") if row.scheme == "rope"]
+    assert {(row.seed, row.learning_rate, row.encoding_rate) for row in rows} == {
+        (seed, 0.03, 1.0) for seed in (0, 1)
+    }
     shown = " ".join(capsys.readouterr().out.split())
     assert (
         "best learning rate of each encoding and task (0.0003 in 0, 0.003 in 0, 0.03 in 1)" in shown
@@ -146,16 +148,19 @@ def test_validation_asks_no_question_of_the_test_and_all_lengths_of_training(tmp
     assert not {row.tobytes() for row in longest} & {row.tobytes() for row in tested}
 
 
-def entry(name, spec, positions, scores):
-    """Tokens right by task, length and seed; whole answers are never right."""
-    full = {
-        task: {
-            n: {seed: x if isinstance(x, str) else [x, 0.0] for seed, x in enumerate(values)}
-            for n, values in lengths.items()
-        }
+def entry(name, positions, scores):
+    """A scheme with tokens right by task, length and seed; whole answers are never right."""
+    rows = [
+        Row(name, positions, seed, 0.01, 1.0, f"{task}: {measure}", int(n), None, value, (), status)
         for task, lengths in scores.items()
-    }
-    return {"name": name, "spec": spec, "positions": positions, "rates": {}, "scores": full}
+        for n, values in lengths.items()
+        for seed, x in enumerate(values)
+        for measure in ("tokens", "answers")
+        for status in [x if isinstance(x, str) else "ok"]
+        for value in [None if isinstance(x, str) else x * (measure == "tokens")]
+    ]
+    (scheme,) = results.of_table(rows)
+    return scheme
 
 
 FIFTEEN = (  # of arXiv 2305.16843, table 1: regular, context-free, context-sensitive
@@ -181,8 +186,8 @@ def planted(better):
         "parity_check": {"6": [0.5] * 3, "8": [0.5] * 3, "12": [0.5] * 3},
     }
     return [
-        entry("rope", "rope", "contiguous", plain),
-        entry("rope, randomized", "rope", RANDOM, other),
+        entry("rope", "contiguous", plain),
+        entry("rope, randomized", RANDOM, other),
     ]
 
 
@@ -191,50 +196,50 @@ def test_a_planted_gain_is_found_and_a_diverged_task_is_not_averaged_over(tmp_pa
     plain, other = planted(0.2)
     bad = {"status": "diverged", "step": 2, "learning_rate": 0.01, "encoding_rate": 1.0}
     runs = {("rope", "contiguous"): {"copy": {0: bad}}}
-    _, lost = tasks_report.collect(config, runs, lambda task: {})
-    assert lost["scores"]["copy"]["8"] == {0: "diverged"}
-    assert tasks_report.cell(config, plain, "parity_check", 0, True) == "diverged"
-    np.testing.assert_allclose(tasks_report.cell(config, plain, "copy", 0, True), 0.5)
-    assert tasks_report.cell(config, plain, "copy", 0, False) == 1
+    (lost,) = results.of_table(tasks_report.rows(config, runs, {}))
+    assert lost.measured("copy: tokens", 8) == ({}, "diverged in seed 0")
+    assert tasks_report.cell(config, plain, "parity_check", "tokens", True) == "diverged"
+    np.testing.assert_allclose(tasks_report.cell(config, plain, "copy", "tokens", True), 0.5)
+    assert tasks_report.cell(config, plain, "copy", "tokens", False) == 1
     found = tasks_report.pairs(config, [plain, other])
     assert found == {"positions": [(other, plain)], "encodings": []}
-    difference = tasks_report.difference(config, other, plain)
-    gain = difference.estimate
+    tests = {task: tasks_report.tests(task, "tokens", (8, 12)) for task in config.tasks}
+    gain = accuracy_differences.difference(other, plain, tests).estimate
     np.testing.assert_allclose(gain.mean, 20 + 0.5 / 3)
     assert gain.n == 3 and 19 < gain.low < 20 < gain.high < 22
-    line = accuracy_differences.line(*accuracy_differences.judged([difference], "tokens"))
+    line = accuracy_differences.line(*tasks_report.differences(config, [plain, other])["positions"])
     assert line.startswith("rope, randomized minus rope: +20.2 points [+19.")
     assert ": more tokens right (p < 0.001)" in line
-    assert line.endswith("; without parity_check (diverged)")
+    assert line.endswith("; without parity_check (diverged in seeds 0, 1, 2)")
 
 
 def test_every_encoding_is_compared_with_the_reference_and_holm_counts_them_all(tmp_path):
     config = settings(tmp_path, encodings=("rope", "t5", "nope"), tasks=("copy",), seeds=3)
     plain, better = planted(0.2)
-    better = {**better, "name": "t5", "spec": "t5", "positions": "contiguous"}
-    same = {**plain, "name": "nope", "spec": "nope"}
+    better = dataclasses.replace(better, name="t5")
+    same = dataclasses.replace(plain, name="nope")
     found = tasks_report.pairs(config, [plain, better, same])
     assert found == {"positions": [], "encodings": [(better, plain), (same, plain)]}
-    both = [tasks_report.difference(config, *pair) for pair in found["encodings"]]
     alone, rows = (
-        accuracy_differences.judged(both[:1], "tokens"),
-        accuracy_differences.judged(both, "tokens"),
+        tasks_report.differences(config, schemes)["encodings"]
+        for schemes in ([plain, better], [plain, better, same])
     )
     assert rows[1]["verdict"] == "no difference (identical numbers)"
     p = [float(re.search(r"p [=<] ([\d.]+)", row["verdict"])[1]) for row in (*alone, rows[0])]
     assert p[0] <= p[1] and rows[0]["points"] > 20
-    nothing = tasks_report.difference(settings(tmp_path, tasks=("parity_check",)), better, plain)
-    assert accuracy_differences.line(*accuracy_differences.judged([nothing], "tokens")) == (
-        "t5 minus rope: no number in both; without parity_check (diverged)"
+    config = settings(tmp_path, encodings=("rope", "t5"), tasks=("parity_check",))
+    (nothing,) = tasks_report.differences(config, [plain, better])["encodings"]
+    assert accuracy_differences.line(nothing) == (
+        "t5 minus rope: no number in both; without parity_check (diverged in seeds 0, 1, 2)"
     )
 
 
 def test_what_has_no_number_counts_in_the_family_and_what_repeats_another_does_not(tmp_path):
     config = settings(tmp_path, encodings=("rope", "t5", "nope"), tasks=("copy",), seeds=3)
     plain, better = planted(0.2)
-    better = {**better, "name": "t5", "spec": "t5", "positions": "contiguous"}
-    again = {**better, "name": "nope", "spec": "nope"}
-    lost = {**again, "scores": {"copy": plain["scores"]["parity_check"]}}  # which diverged
+    better = dataclasses.replace(better, name="t5")
+    again = dataclasses.replace(better, name="nope")
+    lost = entry("nope", "contiguous", {"copy": {n: ["diverged"] * 3 for n in ("6", "8", "12")}})
 
     def first(*entries):
         return tasks_report.differences(config, [plain, *entries])["encodings"][0]
@@ -255,24 +260,21 @@ def test_the_primary_metric_may_be_whole_answers_at_one_length_and_each_task_has
         primary=(8,),
     )
 
-    def scores(copied, reversed_):  # tokens are the other way round, other lengths far off
-        return {
-            task: {
-                n: {s: [1 - x, x if n == "8" else 0.5] for s, x in enumerate(e)} for n in lengths
-            }
-            for task, e, lengths in (
-                ("copy", copied, "6 8 12".split()),
-                ("reverse", reversed_, ["8"]),
+    def scheme(name, copied, reversed_):  # tokens are the other way round, other lengths far off
+        rows = [
+            Row(name, "", seed, None, None, f"{task}: {measure}", n, None, value)
+            for task, answers, lengths in (
+                ("copy", copied, (6, 8, 12)),
+                ("reverse", reversed_, (8,)),
             )
-        }
+            for seed, x in enumerate(answers)
+            for n in lengths
+            for measure, value in (("tokens", 1 - x), ("answers", x if n == 8 else 0.5))
+        ]
+        return results.of_table(rows)[0]
 
-    rope, t5 = (
-        {**entry(name, name, "contiguous", {}), "scores": scores(*by_task)}
-        for name, by_task in (
-            ("rope", ([0.1, 0.2, 0.3], [0.5] * 3)),
-            ("t5", ([0.6, 0.7, 0.9], [0.5, 0.4, 0.6])),
-        )
-    )
+    rope = scheme("rope", [0.1, 0.2, 0.3], [0.5] * 3)
+    t5 = scheme("t5", [0.6, 0.7, 0.9], [0.5, 0.4, 0.6])
     found = tasks_report.differences(config, [rope, t5])
     points = {family: rows[0]["points"] for family, rows in found.items() if rows}
     assert points == pytest.approx(
@@ -291,7 +293,7 @@ def test_the_reference_may_be_called_by_its_scheme_and_what_it_is_not_is_said(tm
     spec = "t5(bidirectional=True)"
     config = settings(tmp_path, encodings=("rope", spec), reference="t5", tasks=("copy",))
     rope, _ = planted(0.2)
-    other = {**rope, "name": "t5", "spec": spec}
+    other = dataclasses.replace(rope, name="t5")
     assert tasks_report.pairs(config, [rope, other])["encodings"] == [(rope, other)]
     with pytest.raises(ValueError, match="reference='nope': pass one of the encodings: rope, t5"):
         settings(tmp_path, encodings=("rope", spec), reference="nope").check()
@@ -303,23 +305,17 @@ def test_the_reference_may_be_called_by_its_scheme_and_what_it_is_not_is_said(tm
 
 def test_what_sees_no_position_is_not_named_after_any(tmp_path):
     config = settings(tmp_path, encodings=("nope", LEARNED), positions=(RANDOM, "contiguous"))
-    runs = {entry: {} for entry in config.entries()}
-    found = tasks_report.collect(config, runs, lambda task: {})
-    assert [e["name"] for e in found[1:]] == ["nope", "learned, randomized", "learned"]
+    assert [*tasks_report.names(config).values()] == ["nope", "learned, randomized", "learned"]
 
 
 def test_the_same_numbers_under_another_name_are_no_gain(tmp_path):
     config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
     plain = planted(0.2)[0]
-    again = {**plain, "name": "again", "positions": RANDOM}
-    (found,) = accuracy_differences.judged(
-        [tasks_report.difference(config, again, plain)], "tokens"
-    )
+    again = dataclasses.replace(plain, name="rope, randomized")
+    (found,) = tasks_report.differences(config, [plain, again])["positions"]
     assert found["points"] == 0 and found["verdict"] == "no difference (identical numbers)"
-    estimate = statistics.estimate([0.3])
-    (once,) = accuracy_differences.judged(
-        [accuracy_differences.Difference("a", "b", estimate, {})], "tokens"
-    )
+    one, other = (entry(name, "", {"copy": {"8": [x]}}) for name, x in (("a", 0.303), ("b", 0.3)))
+    (once,) = accuracy_differences.judged([(one, other)], {"copy": [("copy: tokens", 8)]}, "tokens")
     assert once["low"] is None and once["verdict"] == "inconclusive (one seed)"
     assert accuracy_differences.line(once) == "a minus b: +0.3 points: inconclusive (one seed)"
     json.dumps([found, once], allow_nan=False)
@@ -444,8 +440,10 @@ def test_a_model_learns_to_reverse_and_only_with_positions(tmp_path, causal):
     optimizer = OptimizerConfig(warmup=50)
     config = settings(tmp_path, model=model, optimizer=optimizer, batch=64, test=64, **fields)
     program.main(config)
-    found = json.loads((tmp_path / "results.json").read_text())["encodings"]
-    cells = {e["name"]: tasks_report.cell(config, e, "reverse_string", 0, False) for e in found}
+    cells = {
+        s.name: tasks_report.cell(config, s, "reverse_string", "tokens", False)
+        for s in scored(tmp_path)
+    }
     assert cells["rope"] > 0.95 and (causal or cells["nope"] < 0.75)
 
 

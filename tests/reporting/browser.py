@@ -8,8 +8,11 @@ import shutil
 import pytest
 
 from experiments import explore
-from experiments.reporting import comparison_report, plotting, results
-from tests.reporting.comparisons import HOSTILE
+from experiments.reporting import plotting, results
+from tests.reporting.comparisons import (
+    HOSTILE,
+    build,
+)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SCHEMES = ("nope", "sinusoidal", "learned", "rope", "alibi", HOSTILE)
@@ -65,7 +68,7 @@ def pages(browser_path, fake, tmp_path_factory):
     out = tmp_path_factory.mktemp("explore")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plotting, "picture", lambda *_: None)  # a page has the figures as SVG
-        return {"report": comparison_report.build(folder), "explorer": explore.write(out)}
+        return {"report": build(folder), "explorer": explore.write(out)}
 
 
 @pytest.fixture

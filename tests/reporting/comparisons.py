@@ -1,6 +1,5 @@
 """Files that a comparison would have written, and the page that a report made of them."""
 
-import csv
 import html.parser
 import io
 import json
@@ -12,6 +11,7 @@ import rich.console
 
 import pe_jax
 from experiments.reporting import comparison_report, plotting, results, scheme_pictures
+from experiments.running.table import read_csv as table  # noqa: F401
 from pe_jax.encodings import parse
 
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
@@ -143,9 +143,9 @@ class Page(html.parser.HTMLParser):
         (self.scripts if self.code else self.text).append(data)
 
 
-def table(path):
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def build(folder):
+    """Writes the report of a folder."""
+    return comparison_report.build(results.read(folder))
 
 
 def printed(folder):

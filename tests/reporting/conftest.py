@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from experiments.reporting import comparison_report
 from tests.reporting.browser import browser_path, chromium, pages, visit  # noqa: F401
 from tests.reporting.comparisons import (
     DRAWN,
@@ -12,6 +11,7 @@ from tests.reporting.comparisons import (
     HOSTILE,
     SEEDS,
     Page,
+    build,
     leave_out_pictures,
     manifest,
     write_parameters,
@@ -51,7 +51,7 @@ def whole(fake):
     path.write_text(json.dumps({**found, "status": "diverged", "reason": "loss is NaN at step 7"}))
     with (folder / "runs" / "rope" / "seed0" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 390, "loss": 9.25}\n{"step": 400, "lo')
-    comparison_report.build(folder)
+    build(folder)
     return folder
 
 

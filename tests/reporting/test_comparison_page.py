@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 
 from experiments.reporting import (
-    comparison_report,
     html_page,
     results_of_papers,
     speed_ratios,
     statistics,
 )
-from tests.reporting.comparisons import DRAWN, HOSTILE, TRAIN, Page, table
+from tests.reporting.comparisons import (
+    DRAWN,
+    HOSTILE,
+    TRAIN,
+    Page,
+    build,
+    table,
+)
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -53,7 +59,7 @@ def test_hostile_names_are_text_and_nothing_is_fetched(page):
 # 81
 def test_a_path_that_is_not_utf8_is_shown_with_its_bytes(fake, no_pictures):
     folder = fake(["rope", "nope"], speed=False, command="compare --config.data=text:caf\udce9")
-    text = comparison_report.build(folder).read_text(encoding="utf-8")
+    text = build(folder).read_text(encoding="utf-8")
     assert "text:caf\\udce9" in text
 
 
@@ -110,7 +116,7 @@ def test_the_first_screen_has_the_finding_and_both_losses(fake, no_pictures):
     effects = {"rope": 0.3, "alibi": -0.1, "t5": 0.02}
     secondary = {"protocol": "non-overlapping", "length": TRAIN}
     folder = fake([*effects], effects=effects, speed=False, secondary=secondary)
-    comparison_report.build(folder)
+    build(folder)
     found = Page((folder / "report.html").read_text(encoding="utf-8")).text
     first = found[found.index("Over three seeds") :].partition("What was asked")[0]
     assert first.startswith(

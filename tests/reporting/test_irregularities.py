@@ -4,9 +4,14 @@ import json
 
 import pytest
 
-from experiments.reporting import comparison_report, results
+from experiments.reporting import results
 from experiments.reporting.caveats import irregularities
-from tests.reporting.comparisons import Page, manifest, table
+from tests.reporting.comparisons import (
+    Page,
+    build,
+    manifest,
+    table,
+)
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -19,10 +24,10 @@ def test_torn_lines_are_counted_and_the_last_of_a_repeated_step_stands(whole, pa
 
 def test_runs_that_lie_elsewhere_may_be_linked(fake, tmp_path):
     folder = fake(["rope"], speed=False)
-    before = [*results.read(folder).table()]
+    before = [*results.read(folder).rows()]
     (folder / "runs" / "rope").rename(tmp_path / "moved")
     (folder / "runs" / "rope").symlink_to(tmp_path / "moved")
-    assert [*results.read(folder).table()] == before
+    assert [*results.read(folder).rows()] == before
 
 
 def test_a_name_that_leaves_the_runs_is_refused(fake):
@@ -40,7 +45,7 @@ def test_what_was_added_or_left_out_after_a_report_is_noted(fake, no_pictures):
     def notes(**fields):
         path = folder / "manifest.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-        comparison_report.build(folder)
+        build(folder)
         found = irregularities(results.read(folder))
         return [note for note in found if "There was a report before" in note]
 
@@ -62,7 +67,7 @@ def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_pictures):
         "64": {"batch": 4, "encodings": {"nope": {"problem": "out of memory"}, "alibi": one}}
     }
     path.write_text(json.dumps(speed))
-    comparison_report.build(folder)
+    build(folder)
     page = Page((folder / "report.html").read_text()).text
     assert (
         page.count("out of memory with 2 programs of other schemes") == 2
@@ -74,7 +79,7 @@ def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_pictures):
     )  # without a ratio, as without nope
     speed["encodings"]["nope"] = {"problem": "out of memory"}
     path.write_text(json.dumps(speed))
-    comparison_report.build(folder)
+    build(folder)
     page = Page((folder / "report.html").read_text()).text
     assert "No ratios: nope was not timed." in page and "Not measured." not in page
 
@@ -87,7 +92,7 @@ def test_a_corpus_that_is_not_the_published_one_is_noted(fake, no_pictures):
     notes = irregularities(results.read(folder))
     sentence = "The embedded corpus (sha256 0123) is not that of the published numbers."
     assert set(notes) - set(plain) == {sentence}
-    comparison_report.build(folder)
+    build(folder)
     assert sentence in (folder / "report.html").read_text(encoding="utf-8")
 
 

@@ -6,10 +6,16 @@ import re
 import numpy as np
 import pytest
 
-from experiments.reporting import comparison_report, learning_rates, results
+from experiments.reporting import learning_rates, results
 from experiments.reporting.caveats import summary
 from experiments.running import rate_search
-from tests.reporting.comparisons import SEEDS, Page, printed, table
+from tests.reporting.comparisons import (
+    SEEDS,
+    Page,
+    build,
+    printed,
+    table,
+)
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -41,7 +47,7 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
     assert "best of 0.001, 0.01, 0.1 in 50 steps" in words.questions[0]
     assert "Of 9 checks of a learning rate: 4 diverged." in words.confidence
     assert "Best learning rate at the edge of the grid, or none: alibi, nope." in words.confidence
-    comparison_report.build(folder)
+    build(folder)
     text = Page((folder / "report.html").read_text(encoding="utf-8")).text
     assert "Learning rates" in text and "one seed, in nats per token" in text
     shown = {(r["encoding"], r["learning_rate"]): r for r in table(folder / "rates.csv")}
@@ -87,7 +93,7 @@ def test_rates_of_encodings_are_part_of_the_grid(fake, no_pictures):
     assert words in learning_rates.rate_words(read)
     edges = "Best learning rate at the edge of the grid, or none: rope, t5."
     assert edges in summary(read).confidence
-    text = Page(comparison_report.build(folder).read_text(encoding="utf-8")).text
+    text = Page(build(folder).read_text(encoding="utf-8")).text
     assert "encoding 0.01 0.03 0.1 × 1 × 30 used remark" in text
     assert re.search(r"t5 2\.500 2\.400 2\.600 2\.600 2\.400 0\.03 \(× 30\)", text)
     assert re.search(r"alibi 2\.900 2\.500 2\.800 — — 0\.03 ", text)

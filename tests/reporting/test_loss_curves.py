@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from experiments.reporting import comparison_report, figures, results
+from experiments.reporting import figures, results
 from experiments.reporting.caveats import summary
 from experiments.reporting.loss_curves import curve, still_falling
-from tests.reporting.comparisons import TRAIN, Page, table
+from tests.reporting.comparisons import (
+    TRAIN,
+    Page,
+    build,
+    table,
+)
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -64,7 +69,7 @@ def test_a_scheme_that_is_late_is_told_from_one_that_is_worse(fake, no_pictures)
     )
     (sure,) = [x for x in summary(read).confidence if "Undertrained" in x]
     assert sure.startswith("Undertrained, perhaps, rather than worse: alibi. At the end")
-    text = Page(comparison_report.build(folder).read_text(encoding="utf-8")).text
+    text = Page(build(folder).read_text(encoding="utf-8")).text
     assert text.count("till falling: ") == 1 and sure in text  # on its card; how sure
     rows = [r for r in table(folder / "figures" / "loss-by-step.csv") if r["encoding"] == "alibi"]
     assert [int(r["step"]) for r in rows] == list(range(EVERY, LAST + 1, EVERY))

@@ -9,6 +9,7 @@ import pytest
 from experiments.reporting import plotting
 from experiments.reporting.results import Scheme
 from experiments.reporting.scheme_styles import KNOWN, MARKERS, PALETTE, style, styles
+from experiments.running.table import read_csv
 from pe_jax import ENCODINGS
 from pe_jax.encodings.rope_scaling import SCALINGS
 from tools import results_docs
@@ -39,8 +40,8 @@ XYZ = np.array([(0.4125, 0.3576, 0.1804), (0.2127, 0.7152, 0.0722), (0.0193, 0.1
 
 def published():
     """The schemes of each published table, once."""
-    tables = map(results_docs.rows_of, sorted(FIGURES.glob("*.csv")))
-    names = ([x["encoding"] for x in rows if "encoding" in x] for rows in tables)
+    tables = map(read_csv, sorted(FIGURES.glob("*.csv")))
+    names = ([x.get("scheme") or x["encoding"] for x in rows] for rows in tables)
     return {tuple(dict.fromkeys(results_docs.PATTERNS.get(x, x) for x in each)) for each in names}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.reporting import statistics
+from experiments.reporting import results, statistics
 from experiments.reporting.results import Results, Run, Scheme
 from experiments.reporting.verdicts import UNDECIDED, verdicts
 
@@ -184,7 +184,7 @@ def simulated(rng, names, effects, seeds=5, windows=6, sd=0.02, effect=0.0):
     schemes = []
     for k, name in enumerate(names):
         losses = text + own[k] + effects.get(name, 0) + sd / 2 * rng.normal(size=text.shape)
-        runs = {s: Run(s, "ok", "", {"losses": {WHERE: {"512": losses[s]}}}) for s in range(seeds)}
+        runs = {s: Run(s, numbers={(WHERE, 512): losses[s]}) for s in range(seeds)}
         schemes.append(Scheme(name, "rope", k, runs))
     manifest = {"reference": names[0], "lengths": [512], "primary": {"protocol": WHERE}}
     manifest |= {"seeds": [*range(seeds)], "smallest_effect": effect}
@@ -232,7 +232,7 @@ def test_holms_family_is_what_was_declared_whatever_ran(status, losses):
     before = verdicts(whole)[1].tested
     assert before.holm == pytest.approx(6 * before.estimate.p) and before.holm < 1
     *others, last = whole.schemes
-    lost = {**last.runs, 4: Run(4, status, "", {"losses": losses})}
+    lost = {**last.runs, 4: Run(4, status, "", results.losses({"losses": losses}))}
     fewer = dataclasses.replace(whole, schemes=(*others, dataclasses.replace(last, runs=lost)))
     rows = verdicts(fewer)
     assert rows[-1].kind == UNDECIDED and rows[1].tested == before

@@ -21,9 +21,9 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
 
 
 def test_rows_of_a_test_are_its_numbers_or_why_there_are_none():
-    found = table.grouped(ROWS)
-    assert [*found] == [("rope", ""), ("rope", "tuned"), ('a; "b",\n', "")]
-    plain = found["rope", ""]
-    np.testing.assert_array_equal(plain[0]["sliding", 64], [1, 2])
-    assert plain[1]["sliding", 64] == "diverged"
-    np.testing.assert_array_equal(found["rope", "tuned"][0]["passkeys: exact", 64], [0.1, 1 / 3])
+    found = table.grouped(row for row in ROWS if row.variant != "tuned")
+    assert [*found] == ["rope", 'a; "b",\n']
+    np.testing.assert_array_equal(found["rope"][0]["sliding", 64], [1, 2])
+    assert found["rope"][1]["sliding", 64] == "diverged"
+    tuned = table.grouped(row for row in ROWS if row.variant == "tuned")
+    np.testing.assert_array_equal(tuned["rope"][0]["passkeys: exact", 64], [0.1, 1 / 3])

@@ -5,11 +5,19 @@ import json
 
 import pytest
 
-from experiments.reporting import comparison_report, results, statistics
+from experiments.reporting import results, statistics
 from experiments.reporting.caveats import summary
 from experiments.reporting.sentences import first_screen
 from experiments.reporting.verdicts import verdicts
-from tests.reporting.comparisons import HOSTILE, SEEDS, TRAIN, Page, printed, table
+from tests.reporting.comparisons import (
+    HOSTILE,
+    SEEDS,
+    TRAIN,
+    Page,
+    build,
+    printed,
+    table,
+)
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -62,11 +70,11 @@ def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_pic
     assert longest.words.startswith("Lower loss than rope: alibi (")
     assert trained.words.startswith("Inconclusive: ")
     assert "Each question is corrected separately." in " ".join(found.confidence)
-    windows = read.schemes[0].runs[0].windows("non-overlapping", 512).size
+    windows = read.schemes[0].runs[0].measured("non-overlapping", 512).size
     assert windows > 1 and f"over {windows} windows" in " ".join(found.confidence)
     looked = dataclasses.replace(read, manifest=read.manifest | {"looks": [{}, {}]})
     assert "were evaluated 2 times: one confirms" in " ".join(summary(looked).confidence)
-    text = Page(comparison_report.build(folder).read_text(encoding="utf-8")).text
+    text = Page(build(folder).read_text(encoding="utf-8")).text
     for words in ("Primary: length 512, non-overlapping", "Secondary: the trained length, 64, "):
         assert words in text
     rows = {(r["encoding"], r["question"]): r for r in table(folder / "verdicts.csv")}
@@ -94,7 +102,7 @@ def test_what_holm_does_not_show_crosses_zero_wherever_it_is_drawn(fake, no_pict
         (folder / "runs" / "alibi" / f"seed{seed}" / "evaluation.json").write_text(
             json.dumps(found)
         )
-    comparison_report.build(folder)
+    build(folder)
     (row,) = [r for r in table(folder / "verdicts.csv") if r["encoding"] == "alibi"]
     (drawn,) = [
         r for r in table(folder / "figures" / "differences.csv") if r["encoding"] == "alibi"
@@ -136,7 +144,7 @@ def test_what_comes_after_a_report_is_exploratory_wherever_it_is_told(
     def shown(seeds, encodings):
         chosen = [{"name": name, "spec": name} for name in encodings]
         path.write_text(json.dumps(about | {"seeds": seeds, "encodings": chosen}))
-        page = Page(comparison_report.build(folder).read_text(encoding="utf-8"))
+        page = Page(build(folder).read_text(encoding="utf-8"))
         (row,) = [r for r in table(folder / "verdicts.csv") if r["encoding"] == "alibi"]
         claimed = [a for tag, a in page.tags if tag == "tr" and "claimed" in a.get("class", "")]
         return row["verdict"], summary(results.read(folder)), page.text, claimed

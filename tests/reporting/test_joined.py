@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
-from experiments.reporting import comparison_report, join_comparisons, results
+from experiments.reporting import comparison_report, joined, results
 from experiments.reporting.verdicts import verdicts
+from tests.reporting.comparisons import build
 
 pytestmark = pytest.mark.xdist_group("report")
 CONFIG = {"model": {"width": 32, "encoding": "rope"}, "data": "text:a", "steps": 400}
@@ -34,33 +35,25 @@ def parts(fake):
 
 def test_a_join_is_what_one_comparison_would_have_been(parts, fake, tmp_path, no_pictures):
     one = fake(["nope", "rope", "alibi", "t5"], seeds=(0, 1, 2, 3), config=CONFIG)
-    join_comparisons.join(parts, tmp_path)
-    whole, single = results.read(tmp_path), results.read(one)
+    whole, single = joined.read(parts, tmp_path / "joined"), results.read(one)
     assert [s.name for s in whole.schemes] == ["nope", "rope", "alibi", "t5"]
     assert whole.manifest["seeds"] == [0, 1, 2, 3]
     assert verdicts(whole) == verdicts(single)
     assert {run.status for s in whole.schemes for run in s.runs.values()} == {"ok"}
-    comparison_report.build(tmp_path)
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = comparison_report.build(whole).read_text(encoding="utf-8")
     assert "Not the same commit in all" in page and "89ab" in page
-    assert "rope, seed 0: also in" in page and "the same numbers; the first is used" in page
-    assert "ratios hold within one process" in page
+    assert "ratios hold within one process" in page and "other numbers" not in page
 
 
-def test_a_joined_report_has_the_commands_that_make_it_in_their_order(
-    parts, tmp_path, monkeypatch, no_pictures
-):
-    monkeypatch.setattr("sys.argv", ["compare", "--join=a,b"])
+def test_a_joined_report_has_the_commands_that_make_it_in_their_order(parts, tmp_path, no_pictures):
     target, other = tmp_path / "joined", copied(parts[1], tmp_path / "other", commit="89abcde")
-    join_comparisons.join([parts[0], other], target)
-    page = comparison_report.build(target).read_text(encoding="utf-8")
+    page = comparison_report.build(joined.read([parts[0], other], target)).read_text("utf-8")
     (shown,) = re.findall(r"<h3>Commands</h3>\s*<pre><code>(.*?)</code>", page, re.S)
     compare = "python -m experiments.compare --steps=400"
-    assert shown.split("\n")[:5] == [
+    assert shown.strip().split("\n") == [
         *("git checkout 0123abc", compare, "git checkout 89abcde", compare),
-        "python -m experiments.compare --join=a,b",
+        f"python -m experiments.report --join={parts[0]},{other} --workdir={target}",
     ]
-    assert shown.split("\n")[5] == f"python -m experiments.report --workdir={target}"
 
 
 def test_what_the_parts_had_reports_of_before_is_still_noted(parts, tmp_path):
@@ -68,19 +61,17 @@ def test_what_the_parts_had_reports_of_before_is_still_noted(parts, tmp_path):
     earlier = {"seeds": [0, 1], "encodings": ["rope", "t5", "nope"]}
     own = {"seeds": [0, 1, 2], "encodings": ["rope", "t5", "nope"]}
     (folder / results.REPORTED).write_text(json.dumps([earlier, own]))
-    join_comparisons.join([parts[0], folder], tmp_path / "joined")
-    assert results.read(tmp_path / "joined").reported == (earlier,)
+    assert joined.read([parts[0], folder], tmp_path / "joined").reported == (earlier,)
 
 
 def test_seeds_that_are_joined_after_a_report_are_exploratory(parts, tmp_path, no_pictures):
     first, later = (shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 2))
-    comparison_report.build(first)  # of seeds 0, 1 and 2
-    target = tmp_path / "joined"
+    build(first)  # of seeds 0, 1 and 2
     for _ in range(2):  # a join that is made anew does not forget
-        join_comparisons.join([first, later], target)
-        assert results.read(target).changes == "seed 3 added; encoding t5 added"
-        comparison_report.build(target)
-    assert "Exploratory, not confirmatory: seed 3 added" in (target / "report.html").read_text()
+        found = joined.read([first, later], tmp_path / "joined")
+        assert found.changes == "seed 3 added; encoding t5 added"
+        page = comparison_report.build(found)
+    assert "Exploratory, not confirmatory: seed 3 added" in page.read_text()
 
 
 def test_encodings_of_several_hosts_are_one_declaration_and_a_join_that_grows_is_not(
@@ -88,23 +79,23 @@ def test_encodings_of_several_hosts_are_one_declaration_and_a_join_that_grows_is
 ):
     hosts = [shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 1)]
     for folder in hosts:
-        comparison_report.build(folder)
+        build(folder)
     target = tmp_path / "joined"
-    join_comparisons.join(hosts, target)
-    comparison_report.build(target)
-    assert results.read(target).changes == ""
-    join_comparisons.join(hosts[:1], target)
-    assert results.read(target).changes == "encoding t5 left out"
+    comparison_report.build(found := joined.read(hosts, target))
+    assert found.changes == ""
+    assert joined.read(hosts[:1], target).changes == "encoding t5 left out"
 
 
-def test_what_no_part_has_is_missing_and_a_join_may_be_made_anew(parts, tmp_path):
-    join_comparisons.join(parts[:2], tmp_path)
-    join_comparisons.join([parts[0], parts[2]], tmp_path)
-    found = results.read(tmp_path)
+def test_what_no_part_has_is_missing_and_other_numbers_of_a_run_are_noted(parts, tmp_path):
+    path = copied(parts[2], tmp_path / "other") / "runs" / "alibi" / "seed0" / "evaluation.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "losses": {}}))
+    found = joined.read([parts[0], tmp_path / "other"], tmp_path / "joined")
     assert {seed: run.status for seed, run in found.scheme("t5").runs.items()} == {
         **dict.fromkeys((1, 2), "missing"),
         **dict.fromkeys((0, 3), "ok"),
     }
+    assert "alibi, seed 0: other has other numbers; the first are used." in found.manifest["notes"]
+    assert found.scheme("alibi").runs[0].numbers
 
 
 @pytest.mark.parametrize(
@@ -125,7 +116,7 @@ def test_what_no_part_has_is_missing_and_a_join_may_be_made_anew(parts, tmp_path
 def test_what_is_not_comparable_is_refused_in_one_line(parts, tmp_path, fields, words):
     other = copied(parts[1], tmp_path / "other", **fields)
     with pytest.raises(ValueError, match="not comparable") as error:
-        join_comparisons.join([parts[0], other], tmp_path / "joined")
+        joined.read([parts[0], other], tmp_path / "joined")
     assert words in str(error.value) and str(other) in str(error.value)
     assert "\n" not in str(error.value) and not (tmp_path / "joined").exists()
 
@@ -137,29 +128,19 @@ def test_runs_of_one_scheme_at_two_learning_rates_are_refused(parts, tmp_path):
             path = folder / "runs" / "rope" / "seed0" / "evaluation.json"
             path.write_text(json.dumps({**json.loads(path.read_text()), field: rate}))
         with pytest.raises(ValueError, match=f"{field} of rope is 0.003"):
-            join_comparisons.join(folders, tmp_path / "joined")
+            joined.read(folders, tmp_path / "joined")
         for folder in folders:
             path = folder / "runs" / "rope" / "seed0" / "evaluation.json"
             path.write_text(json.dumps({**json.loads(path.read_text()), field: 0.001}))
 
 
-def test_a_join_never_writes_into_a_comparison(parts):
-    before = sorted(parts[0].rglob("*"))
+def test_a_join_is_not_reported_in_the_folder_of_a_comparison(parts):
     with pytest.raises(ValueError, match="holds a comparison"):
-        join_comparisons.join(parts[1:], parts[0])
-    assert sorted(parts[0].rglob("*")) == before
+        joined.read(parts[1:], parts[0])
 
 
 def test_every_part_is_compared_with_every_other(parts, fake, tmp_path):
     encodings = [{"name": "rope", "spec": "rope"}, {"name": "t5", "spec": "t5(num_buckets=8)"}]
     third = copied(parts[1], tmp_path / "third", encodings=encodings)
     with pytest.raises(ValueError, match=r"spec of t5 is 't5\(num_buckets=8\)'"):
-        join_comparisons.join([parts[0], parts[1], third], tmp_path / "joined")
-
-
-def test_a_join_into_one_of_its_parts_is_refused(parts, tmp_path):
-    join_comparisons.join(parts[:2], tmp_path / "ab")
-    before = sorted((tmp_path / "ab").rglob("*"))
-    with pytest.raises(ValueError, match="is one of those to join"):
-        join_comparisons.join([tmp_path / "ab", parts[2]], tmp_path / "there" / ".." / "ab")
-    assert sorted((tmp_path / "ab").rglob("*")) == before
+        joined.read([parts[0], parts[1], third], tmp_path / "joined")

@@ -1,0 +1,141 @@
+"""Several comparisons as one: their tables together, if they are comparable.
+
+    python -m experiments.report --join=runs/a,runs/b --workdir=runs/joined
+
+Each may hold other encodings, or other seeds of the same. Everything that affects a loss (corpus,
+tokens, model, steps, optimizer, evaluation) must be the same in all, as must the questions and the
+reference. Commits, versions and devices may differ, and the report says so. Of a run that several
+hold, the first is used.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.reporting import results
+from experiments.reporting.results import Results, Run, Scheme
+from experiments.running.configs.compare import title
+from experiments.running.configs.sweep import REFERENCES
+from experiments.running.rate_search import RATES
+from experiments.running.run_names import short_names
+from pe_jax.validation import ConfigError
+
+# May differ: seeds are joined, the corpus is compared by digest, the others do not affect losses.
+FREE = ("seed", "data", "model.encoding", "eval.batch_tokens")
+NOTED = ("commit", "device", "versions")
+
+
+def read(folders: Sequence[Path], workdir: Path) -> Results:
+    """The comparison of these folders' runs, with `workdir` for its report.
+
+    Raises:
+      ConfigError: one of the folders has no manifest; they are not comparable, saying why; the
+        workdir holds a comparison.
+    """
+    if (workdir / "manifest.json").exists():
+        raise ConfigError(f"workdir={str(workdir)!r} holds a comparison; choose another")
+    parts = [results.read(folder) for folder in folders]
+    for pair in itertools.combinations(parts, 2):
+        check_comparable(*pair)
+    first = parts[0].manifest
+    by_folder: dict[str, list[Scheme]] = {}
+    for scheme in (scheme for part in parts for scheme in part.schemes):
+        by_folder.setdefault(scheme.folder, []).append(scheme)
+    names = short_names([same[0].spec for same in by_folder.values()])
+    seeds = sorted({seed for part in parts for seed in part.manifest["seeds"]})
+    schemes = []
+    for index, (folder, same) in enumerate(by_folder.items()):
+        found = {k: r for s in same[::-1] for k, r in s.runs.items() if r.status != "missing"}
+        runs = {seed: found.get(seed, Run(seed, "missing", "in none of them")) for seed in seeds}
+        checks = {pair: run for s in same[::-1] for pair, run in s.checks.items()}
+        schemes.append(Scheme(names[same[0].spec], same[0].spec, index, runs, checks, folder))
+    sources = [m for part in parts for m in (*part.manifest.get("before", ()), part.manifest)]
+    folders_listed = ",".join(str(part.workdir) for part in parts)
+    manifest = {
+        **first,
+        "name": title(len(schemes), first["corpus"]["name"]),
+        **{f: names[s.spec] for f in REFERENCES if (s := parts[0].scheme(first[f]))},
+        "seeds": seeds,
+        "config": first["config"]
+        | {"workdir": str(workdir), "seed": seeds[0]}
+        | {"encodings": [*names], "seeds": len(seeds)},
+        "commit": ", ".join(dict.fromkeys(part.manifest["commit"] for part in parts)),
+        "device": ", ".join(dict.fromkeys(part.manifest["device"] for part in parts)),
+        "before": [{field: m[field] for field in ("commit", "command")} for m in sources],
+        "command": f"python -m experiments.report --join={folders_listed} --workdir={workdir}",
+        "notes": [*_notes(parts)],
+    }
+    speed = next((_timings(part, names) for part in parts if part.speed), None)
+    before = [*results.reports(workdir), *_earlier(parts, seeds)]
+    reported = tuple(x for i, x in enumerate(before) if x not in before[:i])
+    return Results(workdir, manifest, results.told_apart(schemes), speed, reported)
+
+
+def _earlier(parts: Sequence[Results], seeds: list[int]) -> Iterator[dict[str, Any]]:
+    """The subjects of reports made before the seeds and schemes of the join were decided.
+
+    These are earlier states of a part that grew, and parts with other seeds than the join. A part
+    with the same seeds does not count: each host may take some of the encodings, and Holm's
+    procedure counts all of them in the join.
+    """
+    for part in parts:
+        grown = sorted(part.manifest["seeds"]) != seeds
+        yield from (subject for subject in part.reported if subject != part.subject or grown)
+
+
+def check_comparable(first: Results, other: Results) -> None:
+    """Raises ConfigError with the first difference that makes them incomparable."""
+
+    def bound(part: Results) -> dict[str, Any]:
+        fields = results.binding(part.manifest)
+        flat = results.flat({field: fields[field] for field in results.SAME})
+        return {f"{name}=": value for name, value in flat if name not in FREE}
+
+    def trained(part: Results) -> dict[str, Any]:
+        specs = {f"spec of {s.folder} is ": s.spec for s in part.schemes}
+        facts = {(f, s.name): s.fact(f) for f in RATES for s in part.schemes}
+        rates = {f"{f} of {name} is ": x for (f, name), x in facts.items() if x is not None}
+        return specs | rates
+
+    for about in (bound, trained):
+        ours, theirs = about(first), about(other)
+        both = {**ours, **theirs} if about is bound else ours.keys() & theirs.keys()
+        for what in sorted(both):
+            if (a := ours.get(what)) != (b := theirs.get(what)):
+                raise ConfigError(
+                    f"{other.workdir}: {what}{b!r}, and {first.workdir} has {a!r}: not comparable"
+                )
+
+
+def _timings(part: Results, names: dict[str, str]) -> dict[str, Any]:
+    """The timings of a comparison by the names of the join."""
+    renamed, speed = {s.name: names[s.spec] for s in part.schemes}, part.speed or {}
+
+    def with_names(timed: dict) -> dict:
+        return {**timed, "encodings": {renamed.get(n, n): x for n, x in timed["encodings"].items()}}
+
+    lengths = {n: with_names(timed) for n, timed in speed.get("lengths", {}).items()}
+    return {**with_names(speed), "lengths": lengths}
+
+
+def _notes(parts: Sequence[Results]) -> Iterator[str]:
+    """Notes on which part each scheme comes from, and how the parts differ."""
+    losses_of: dict[tuple[str, Any], Any] = {}
+    for part in parts:
+        listed = [s.name for s in part.schemes], part.manifest["seeds"]
+        names, seeds = (", ".join(map(str, x)) for x in listed)
+        yield f"From {part.workdir.name}: {names}; seeds {seeds}."
+        done = ((s, r) for s in part.schemes for r in s.runs.values() if r.status != "missing")
+        for scheme, run in done:
+            losses = run.evaluation.get("losses")
+            if losses != losses_of.setdefault((scheme.folder, run.seed), losses):
+                at = f"{scheme.name}, seed {run.seed}"
+                yield f"{at}: {part.workdir.name} has other numbers; the first are used."
+    for field in NOTED:
+        values = [part.manifest[field] for part in parts]
+        if any(value != values[0] for value in values):
+            listed = "; ".join(f"{p.workdir.name}: {v}" for p, v in zip(parts, values, strict=True))
+            yield f"Not the same {field} in all: {listed}."
+    if len(measured := [part.workdir.name for part in parts if part.speed]) > 1:
+        yield f"Speed and memory are those of {measured[0]}: ratios hold within one process."
