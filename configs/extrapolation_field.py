@@ -32,7 +32,8 @@ each, and the pieces are made of it once:
       'wikitext-103.json', 45056)"
 
 A command uses one host, such as one with 8 TPU chips; each host of a pod takes some of the
-encodings, and `--join=runs/paper-a,runs/paper-b` makes one report of them. The cost of a step:
+encodings, and `experiments.report --join=runs/paper-a,runs/paper-b` makes one report of them. The
+cost of a step:
 
     python -m tools.compile_tpu --config=configs/extrapolation_field.py:247M \
       --topology=v5e:2x4 --encodings=alibi --program=train

@@ -6,9 +6,9 @@ r"""Longer contexts from a trained RoPE model: loss by length, passkeys by depth
 
 Every method is applied to the last checkpoint of `experiments.train`, without and with a short
 fine-tune at the target length; or to the RoPE runs of `--config.trained`, a workdir of
-`experiments.compare`, whose other encodings are evaluated as they are. Results, CSV and PNG files
-go into the workdir. After an interruption the same command continues; finished methods are not
-repeated.
+`experiments.compare`, whose other encodings are evaluated as they are. results.csv (the table of
+experiments/running/table.py), results.json and figures go into the workdir. After an interruption
+the same command continues; finished methods are not repeated.
 """
 
 from experiments.running import launch
