@@ -9,7 +9,7 @@ import pytest
 
 import pe_jax
 from pe_jax.engines.kernels.gpu import engine as gpu
-from pe_jax.engines.kernels.tpu.hops import Kernels
+from pe_jax.engines.kernels.tpu import engine as tpu
 from tests.test_attention_options import DIMS, QKV, SLOW, TILED, B, E, H, T
 from tests.util import assert_close, jit, noise, random_params
 
@@ -119,8 +119,7 @@ NEAR = {
     "formula": pe_jax.DistanceFormula(beyond_four_too, jnp.ones((H, 1))),
 }
 
-
-TPU = Kernels(block=16, interpret=True)
+TPU = functools.partial(tpu.attend, interpret=True, block=16)
 PAIRS = [
     ("dense", "table"),
     (TILED, "table"),

@@ -3,6 +3,8 @@
 It gives what the dense engine gives; the kernels run interpreted.
 """
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -10,11 +12,10 @@ import pytest
 import pe_jax
 from pe_jax.engines.kernels import query_chunks
 from pe_jax.engines.kernels.tpu import engine, operands
-from pe_jax.engines.kernels.tpu.hops import Kernels
 from tests.test_gpu_token_terms import PACKED, PLANE, assert_dense
 from tests.util import DIMS, B, E, H, noise
 
-KERNELS = Kernels(block=16, interpret=True)
+KERNELS = functools.partial(engine.attend, block=16, interpret=True)
 T5 = "t5(num_buckets=6,max_distance=9)"
 ELSEWHERE = np.arange(7, 217, 3)
 ALL = {"causal": False}

@@ -13,6 +13,7 @@ from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
+from pe_jax.engines.sharded.tile_hops import Partition
 from pe_jax.engines.tiled import schedule
 from pe_jax.engines.tiled.plan import fill_tokens, make_plan
 from pe_jax.models.config import ModelConfig
@@ -64,7 +65,7 @@ def _of_layer(
     sizes = layer.span, layer.sinks
     spec = AttentionSpec(dims, model.causal, *sizes, aligned=True, contiguous=True)
     on_ring = isinstance(layout, BlockPermuted)
-    split = ring.partition(layout) if on_ring else ring.Partition(1, 1, 1, 1)
+    split = ring.partition(layout) if on_ring else Partition(1, 1, 1, 1)
     run = length // split.runs_per_row
     queries = batch // split.batch, dims.heads // split.heads, run
     keys = dims.kv_heads // split.heads, run

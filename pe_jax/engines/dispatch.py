@@ -18,9 +18,8 @@ from pe_jax.engines.attention_spec import Call
 from pe_jax.engines.kernels import self_check
 from pe_jax.engines.sharded import ring, rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
-from pe_jax.engines.sharded.tile_hops import TileHops
 from pe_jax.engines.tiled import Tiled
-from pe_jax.engines.tiled.sizes import CHOSEN, devices
+from pe_jax.engines.tiled.sizes import CHOSEN, TileSizes, devices
 from pe_jax.engines.tiled.sizes import MOST as TILE
 from pe_jax.validation import nearest
 
@@ -54,8 +53,8 @@ def engine(
       ValueError: the implementation is unknown, needs another device, or cannot run this call.
     """
     if isinstance(layout, BlockPermuted):
-        begin = _ring(implementation, layout, call, name, **options)
-        return functools.partial(ring.attend, layout, begin)
+        sizes = _ring(implementation, layout, call, name, **options)
+        return functools.partial(ring.attend, layout, sizes)
     if isinstance(layout, RowSharded):
 
         def run(*call, **options):
@@ -67,42 +66,21 @@ def engine(
 
 def _ring(
     implementation: Any, layout: BlockPermuted, call: Call, name: str, dropout: Any = None
-) -> Callable:
-    """The `begin` of a ring: of the requested tiles or kernels, or of those that suit the call."""
+) -> TileSizes:
+    """The tiles that a ring runs: the requested ones, or those that suit the call."""
     if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
     if dropout is not None or kinds.select(call.terms, kinds.Mask):
         kind = "Dropout" if dropout is not None else "Mask"
         raise ValueError(f"a ring of devices has no {kind}: leave it out (mesh.seq=1)")
-    begin = getattr(implementation, "begin", None)
     if isinstance(implementation, Tiled):
-        begin = functools.partial(TileHops.begin, implementation.sizes)
-    elif implementation in (None, "tiled", "tpu"):
-        begin = _hops(implementation, layout, call, name)
-    if begin is None:
-        raise ValueError(
-            f"implementation={implementation!r} with layout={type(layout).__name__}: devices that"
-            " share rows run a ring; leave it out, or pass 'tiled', 'tpu' or a Tiled(sizes)"
-        )
-    return begin
-
-
-def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
-    """The `begin` of a ring's hops (see `ring.attend`): of the TPU's kernels, or of tiles."""
-    begin = functools.partial(TileHops.begin, CHOSEN)
-    if implementation == "tiled" or (implementation is None and jax.default_backend() != "tpu"):
-        return begin
-    from pe_jax.engines.kernels.tpu import hops
-
-    refusal = functools.partial(hops.refusal, ring.partition(layout))
-    reason = _refusal("tpu", call, refusal=refusal)
-    if reason is None:
-        _log(logging.INFO, f"{name}: a ring of the tpu kernel")
-        return hops.Kernels().begin
-    if implementation == "tpu":
-        raise ValueError(f"implementation='tpu': {reason}; pass 'tiled' or None")
-    _log(logging.WARNING, f"{name}: a ring of XLA's tiles, not of the tpu kernel: {reason}")
-    return begin
+        return implementation.sizes
+    if implementation in (None, "tiled"):
+        return CHOSEN
+    raise ValueError(
+        f"implementation={implementation!r} with layout={type(layout).__name__}: devices that"
+        " share rows run a ring; leave it out, or pass 'tiled' or a Tiled(sizes)"
+    )
 
 
 def _of_whole_rows(implementation: Any, call: Call, name: str, **options: Any) -> Callable:
@@ -189,11 +167,8 @@ def _check(implementation: Any, call: Call, name: str, dropout: Any) -> None:
             raise ValueError(f"{argument}: {reason}; pass 'tiled' or None")
 
 
-def _refusal(kernel: str, call: Call, dropout: Any = None, refusal: Any = None) -> str | None:
-    """Why a kernel must not run a call here; None if it may, after a trial on a similar call.
-
-    `refusal` is a function of the call that says why the kernel cannot run it; None: its module's.
-    """
+def _refusal(kernel: str, call: Call, dropout: Any = None) -> str | None:
+    """Why a kernel must not run a call here; None if it may, after a trial on a similar call."""
     platform = jax.default_backend()
     if kernel not in (KERNELS.get(platform), STOCK.get(platform)):
         platforms = (*KERNELS.items(), *STOCK.items())
@@ -202,8 +177,7 @@ def _refusal(kernel: str, call: Call, dropout: Any = None, refusal: Any = None) 
     if dropout is not None:
         return "Dropout"
     kernels = _module(kernel)
-    reason = (refusal or kernels.refusal)(*call)
-    return reason or self_check.disagreement(kernels, *call)
+    return kernels.refusal(*call) or self_check.disagreement(kernels, *call)
 
 
 def _module(name: str) -> Any:

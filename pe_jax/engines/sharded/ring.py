@@ -1,18 +1,17 @@
 """Ring attention, for rows whose tokens several devices share.
 
 Liu et al., "Ring Attention with Blockwise Transformers", arXiv 2310.01889: each device keeps its
-queries, and keys and values travel round the ring, one device per hop. A hop computes tiles, or
-runs the kernels of a TPU, with the positions, indices and segments of the tokens that it meets
-(`tile_hops`); hops are merged by the logarithms of their sums. The backward pass sends keys and
-values round once more, and their gradients with them. Memory is linear in the tokens of a device,
-forward and backward. A window stops the ring at the farthest device that it reaches.
+queries, and keys and values travel round the ring, one device per hop. A hop computes tiles with
+the positions, indices and segments of the tokens that it meets (`tile_hops`); hops are merged by
+the logarithms of their sums. The backward pass sends keys and values round once more, and their
+gradients with them. Memory is linear in the tokens of a device, forward and backward. A window
+stops the ring at the farthest device that it reaches.
 
 b, h batch and heads on a device, n devices on the ring, T tokens of a row, F value width.
 """
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,24 +24,16 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import first_order
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import BlockPermuted
+from pe_jax.engines.sharded.tile_hops import Partition, TileHops, merge
 from pe_jax.engines.tiled.groups import Axes, map_by_axes
 from pe_jax.engines.tiled.plan import FIXED, OPERANDS, RESULT, Fixed, Operands, Result
+from pe_jax.engines.tiled.sizes import TileSizes
 from pe_jax.numerics.arrays import varying_like
-
-
-class Partition(NamedTuple):
-    """How devices share a call."""
-
-    runs_per_row: int  # contiguous runs of tokens that a row is cut into
-    runs: int  # those that one device holds
-    batch: int  # devices that share the batch, each with separate rows
-    heads: int  # devices that share the heads, each with separate heads
-    hops: int = 0  # other devices whose keys each one meets
 
 
 def attend(
     layout: BlockPermuted,
-    begin: Callable,
+    sizes: TileSizes,
     spec: AttentionSpec,
     terms: tuple,
     q: Side,
@@ -50,9 +41,6 @@ def attend(
     v: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """As `reference.attend`, for tokens that lie as `layout` says; under jit.
-
-    `begin(partition, spec, terms, q, k, v)` returns what computes hops, and the operands, as
-    `TileHops.begin` does.
 
     Raises:
       ValueError: a kind of term that a hop does not support; rows or tokens that do not divide
@@ -65,9 +53,9 @@ def attend(
     if kv_heads % split.heads:
         raise ValueError(f"{kv_heads} key heads: must divide over the mesh axis {layout.heads!r}")
     layout.order(length)  # raises where the tokens do not divide
-    split = split._replace(hops=hops(layout, spec, length))
-    engine, operands, fixed = begin(split, spec, terms, q, k, v)
-    return engine.whole(_attend(Ring(layout, engine, split.hops), operands, fixed))
+    each, operands, fixed = TileHops.begin(sizes, split, spec, terms, q, k, v)
+    farthest = hops(layout, spec, length)
+    return each.whole(_attend(Ring(layout, each, farthest), operands, fixed))
 
 
 def partition(layout: BlockPermuted) -> Partition:
@@ -96,7 +84,7 @@ class Ring(NamedTuple):
     """The static part of a call on devices that share rows."""
 
     layout: BlockPermuted
-    each: Any  # computes a hop: `TileHops` or the TPU's `KernelHops`
+    each: TileHops  # computes a hop
     hops: int
 
     def send(self, tree, distance: int = 1):
@@ -123,7 +111,6 @@ class Ring(NamedTuple):
             mesh=self.layout.mesh,
             in_specs=map_by_axes(self._spec, axes, args),
             out_specs=jax.tree.map(self._spec, out_axes),
-            check_vma=self.each.typed,
         )(*args)
 
     def _spec(self, axes: Axes, x: Any = None) -> PartitionSpec:
@@ -220,13 +207,6 @@ def _round(ring: Ring, local: Visitor, visit, carry):
 def _meet(operands: Operands, fixed: Fixed, keys: Visitor) -> tuple[Operands, Fixed]:
     """The operands of a hop: the queries of a device and the keys that visit it."""
     return operands._replace(k=keys.k, v=keys.v), fixed._replace(k=keys.tokens)
-
-
-def merge(a: Result, b: Result) -> Result:
-    """Results over two sets of keys as one over both."""
-    top = jnp.maximum(a.lse, b.lse)
-    x, y = (jnp.exp(result.lse - top) for result in (a, b))
-    return Result((x * a.out + y * b.out) / (x + y), top + jnp.log(x + y))
 
 
 def _add(a, b):

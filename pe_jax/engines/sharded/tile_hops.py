@@ -13,7 +13,6 @@ from pe_jax.encodings.terms import Side
 from pe_jax.engines import block
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import LOWEST
-from pe_jax.engines.sharded.ring import Partition, merge
 from pe_jax.engines.tiled import engine as tiled
 from pe_jax.engines.tiled import schedule
 from pe_jax.engines.tiled.plan import (
@@ -29,13 +28,20 @@ from pe_jax.engines.tiled.sizes import TileSizes
 from pe_jax.numerics.arrays import varying_like
 
 
+class Partition(NamedTuple):
+    """How devices share a call."""
+
+    runs_per_row: int  # contiguous runs of tokens that a row is cut into
+    runs: int  # those that one device holds
+    batch: int  # devices that share the batch, each with separate rows
+    heads: int  # devices that share the heads, each with separate heads
+
+
 class TileHops(NamedTuple):
-    """The static part of a call. `KernelHops` of the TPU's engine has the same methods."""
+    """The static part of a call."""
 
     plan: Plan  # of two runs
     split: Partition
-
-    typed = True  # results say along which mesh axes they vary
 
     @classmethod
     def begin(
@@ -159,6 +165,13 @@ class TileHops(NamedTuple):
         """f(); or `nothing`, with the same types, where the mask hides all of two runs."""
         visible = schedule.visible(self.plan, fixed.q, fixed.k)[0].any()
         return jax.lax.cond(visible, f, lambda: varying_like(nothing, like))
+
+
+def merge(a: Result, b: Result) -> Result:
+    """Results over two sets of keys as one over both."""
+    top = jnp.maximum(a.lse, b.lse)
+    x, y = (jnp.exp(result.lse - top) for result in (a, b))
+    return Result((x * a.out + y * b.out) / (x + y), top + jnp.log(x + y))
 
 
 def _pair(operands: Operands, queries: tuple, keys: tuple) -> tuple[Operands, Fixed]:

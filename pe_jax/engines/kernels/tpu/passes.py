@@ -48,14 +48,11 @@ def forward(plan: Plan, x: Arrays, dtype: Any) -> Arrays:
     return _launch(plan, kernels.forward_kernel, schedule, x, outs, Arrays(out=value))
 
 
-def backward(
-    plan: Plan, x: Arrays, results: tuple, cotangents: tuple, learned: Any, dtype: Any = None
-) -> Arrays:
+def backward(plan: Plan, x: Arrays, results: tuple, cotangents: tuple, learned: Any) -> Arrays:
     """Gradients of q, k, v and what is `learned`.
 
-    `results` are `out` and `lse` over all keys, of which these may be some, `cotangents` theirs:
-    of the output [B, H, T, F], of the logarithms of rows' sums [B, H, T, 1]. `dtype` is that of the
-    gradients of tokens; None: that of their arrays.
+    `results` are `out` and `lse`, `cotangents` theirs: of the output [B, H, T, F], of the
+    logarithms of rows' sums [B, H, T, 1].
     """
     (out, lse), (d_out, d_lse) = results, cotangents
     d_out = d_out.astype(x.v.dtype)
@@ -63,16 +60,16 @@ def backward(
     of_queries, of_keys = (operands.make_schedule(plan, x, by_keys) for by_keys in (False, True))
     x = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
     wanted = (n for n in ("q_numbers", "rows", "bias", *OF_HEADS) if n in learned)
-    d_q = _shapes(x, dtype, "q", *wanted)
+    d_q = _shapes(x, "q", *wanted)
     of_q = _launch(plan, kernels.queries_kernel, of_queries, x, d_q, _kept(plan, d_q))
     if x.bands is not None:  # for keys, distances run backwards
         x = x._replace(bands=jnp.roll(x.bands[..., ::-1], -1, axis=-1))
-    d_k = _shapes(x, dtype, "k", "v", *(n for n in ("k_numbers", "columns") if n in learned))
+    d_k = _shapes(x, "k", "v", *(n for n in ("k_numbers", "columns") if n in learned))
     of_k = _launch(plan, kernels.keys_kernel, of_keys, x, d_k, _kept(plan, d_k))
     return Arrays(*(a if b is None else b for a, b in zip(of_q, of_k, strict=True)))
 
 
-def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
+def _shapes(x: Arrays, *names: str) -> Arrays:
     """Shapes of gradients: float32 for heads' parameters; those of tokens for each batch row.
 
     That of a bias of pairs is for each batch row and head.
@@ -83,7 +80,7 @@ def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
         shape = array.shape if name in OF_HEADS else (len(x.q), *array.shape[1:])
         if name == "bias":
             shape = (len(array), *x.q.shape[:2], *array.shape[3:])
-        kind = jnp.float32 if name in OF_HEADS else dtype or array.dtype
+        kind = jnp.float32 if name in OF_HEADS else array.dtype
         shapes[name] = jax.ShapeDtypeStruct(shape, kind)
     return Arrays(**shapes)
 
