@@ -3,14 +3,13 @@ r"""A trained RoPE model at four times its length: the encoding changes, the wei
     python -m examples.own_checkpoint
 
 trains the model of examples/plain_jax.py with RoPE on 32 tokens and
-prints its loss there and on 128, as it is and by methods that need no training; then what a Hugging
-Face config says for YaRN. For runs of `experiments.train` one command compares all methods, also
+prints its loss there and on 128, as it is and by methods that need no training; then a Hugging Face
+config with YaRN. For runs of `experiments.train` one command compares all methods, also
 after a short fine-tune:
 
     python -m experiments.extend --config=configs/extend.py --runs=runs/extend_base
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -43,14 +42,8 @@ def losses() -> dict[str, list[float]]:
     return {method: [loss(method, tokens) for tokens in rows] for method in METHODS}
 
 
-def in_hugging_face(spec: str) -> dict:
-    """The keys of LLAMA's config.json with another encoding in each layer."""
-    (encoding,) = pe_jax.parse(spec)
-    layers = [dataclasses.replace(layer, encoding=encoding) for layer in pe_jax.hf.encodings(LLAMA)]
-    return pe_jax.hf.to_hf(layers, "llama")
-
-
 if __name__ == "__main__":
     for method, (trained, longer) in losses().items():
         print(f"{method:50} {trained:.2f} as trained, {longer:.2f} at {FACTOR} times the length")
-    print(in_hugging_face(METHODS[1]))
+    yarn = pe_jax.encodings.rope_scaling.YaRN(FACTOR, LLAMA["max_position_embeddings"])
+    print(pe_jax.hf.with_scaling(LLAMA, yarn))

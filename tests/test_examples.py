@@ -114,12 +114,6 @@ def test_a_checkpoint_keeps_its_weights_and_gets_another_encoding(monkeypatch):
     assert rerope == pytest.approx(rope, abs=0.1) and rerope_longer < rope_longer - 0.5
 
 
-def test_the_config_for_hugging_face_says_the_new_encoding():
-    keys = own_checkpoint.in_hugging_face("rope(scaling=yarn(factor=4.0, original_length=32))")
-    read = pe_jax.hf.encodings(own_checkpoint.LLAMA | keys)
-    assert len(read) == 2 and read[0].encoding.scaling.factor == 4.0
-
-
 @pytest.mark.oracles
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_logits_are_those_of_hugging_face(oracles, name, capsys):

@@ -1,9 +1,9 @@
-"""Hugging Face configs as patterns of our encodings, and back; no transformers is needed.
+"""Hugging Face configs as patterns of our encodings; no transformers is needed.
 
     layers = pe_jax.hf.encodings(config)        # a config of transformers 4 or 5, or its dict
     layers[0].encoding, layers[0].window        # what `pe_jax.attention` takes, layer by layer
     pe_jax.hf.pattern(layers)                   # "rope*3,nope"
-    pe_jax.hf.to_hf(layers, "smollm3")          # the keys that were read
+    pe_jax.hf.with_scaling(config, YaRN(4.0, 4096))  # the config of the extended model
     pe_jax.hf.params(config, state, layer=3)    # the position weights of a state dict, as `Params`
 
 `families` lists the model types. A key that is not understood is an error that names it: a partial
@@ -13,23 +13,29 @@ here.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from pe_jax.encodings import rope_scaling
 from pe_jax.encodings.base import Params
-from pe_jax.hf import parents, rotary_keys, weights
+from pe_jax.encodings.mrope import MRoPE
+from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.scaling.base import Scaling
+from pe_jax.encodings.sums import Sum
+from pe_jax.hf import parents, weights
 from pe_jax.hf.families import FAMILIES, NEAREST
 from pe_jax.hf.keys import LAYERS, LENGTHS, Keys
-from pe_jax.hf.layers import Extras, Family, LayerEncoding, checked, pattern
+from pe_jax.hf.layers import Extras, Family, LayerEncoding, pattern, rotation_of
 from pe_jax.validation import is_int, nearest, require, shown
 
-__all__ = ["FAMILIES", "Extras", "LayerEncoding", "encodings", "params", "pattern", "to_hf"]
+__all__ = ["FAMILIES", "Extras", "LayerEncoding", "encodings", "params", "pattern", "with_scaling"]
 
 VISION = {  # of Qwen2-VL and 2.5-VL, whose vision configs have no model_type
     "qwen2_vl_vision": {"depth", "embed_dim", "spatial_merge_size"},
     "qwen2_5_vl_vision": {"depth", "fullatt_block_indexes", "spatial_merge_size"},
 }
 BESIDE = ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor")
+UNSCALED = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")  # kept beside a scaling
 OWN_MASKS = ("gpt_neo", "openai-gpt", "xlnet")  # these do not read `is_causal`
 
 
@@ -55,37 +61,51 @@ def encodings(config: Any, like: str | None = None) -> tuple[LayerEncoding, ...]
         raise ValueError(_one_line(error)) from None
 
 
-def to_hf(layers: Sequence[LayerEncoding], model_type: str) -> dict[str, Any]:
-    """The keys of a config (transformers 5) of this type from which `encodings` reads these layers.
+def with_scaling(config: Any, scaling: Scaling | None) -> dict[str, Any]:
+    """The config with this scaling of RoPE in all layers that rotate, as a dict; None: unscaled.
 
-    Sizes that do not affect positions, such as width and number of heads, are left out.
+    Its other keys stay, `max_position_embeddings` too, except where "dynamic" scales from it.
 
     Args:
-      layers: all layers of the model.
-      model_type: as in configs: "llama".
+      config: as for `encodings`.
+      scaling: of `pe_jax.encodings.rope_scaling`.
 
     Raises:
-      ValueError: an unknown type; layers that its configs cannot express.
-      TypeError: an argument that is not a sequence of `LayerEncoding`.
+      ValueError: what `encodings` raises; no layer rotates; a scaling that configs have no name
+        for, or that the model's would not be read with (layer types with separate settings).
     """
-    try:
-        family, layers = _family(model_type), checked(layers)
-        if not layers:
-            raise ValueError("layers=(): pass at least one")
-        two_way = any(map(_sees_ahead, layers)) and not family.bidirectional
-        one_way = [_one_way(layer) for layer in layers] if two_way else layers
-        config = {"model_type": model_type, **family.write(one_way)}
-        config |= {"is_causal": False} if two_way else {}
-        if not family.checked:
-            return config
-        widths = {"hidden_size": layers[0].head_dim, "num_attention_heads": 1}
-        again = _read({**widths, **config})
-        for index, (layer, other) in enumerate(zip(layers, again, strict=True)):
-            if layer != other:
-                raise ValueError(f"layer {index}: {model_type!r} would be read as {shown(other)}")
-    except ValueError as error:
-        raise ValueError(_one_line(error)) from None
-    return config
+    whole = _as_dict(config)
+    layers = encodings(whole)
+    rotating = next((layer for layer in layers if rotation_of(layer)), None)
+    if rotating is None:
+        raise ValueError(f"model_type={shown(whole.get('model_type'))}: no layer has RoPE")
+    wanted = [dataclasses.replace(x, encoding=_scaled(x.encoding, scaling)) for x in layers]
+    rotation: Any = rotation_of(rotating)
+    rope = RoPE(rotation.base, rotation.fraction, scaling=scaling)
+    written = rope_scaling.to_hf(rope, head_dim=rotating.head_dim)
+    part = next((name for name in parents.TEXT if whole.get(name) is not None), None)
+    keys = whole if part is None else _as_dict(whole[part])
+    name = "rope_scaling" if keys.get("rope_scaling") is not None else "rope_parameters"
+    old = keys.get(name) or {}
+    keys = {**keys, name: {**{key: old[key] for key in UNSCALED if key in old}, **written}}
+    length = getattr(scaling, "original_length", None)
+    if written["rope_type"] == "dynamic":
+        keys["max_position_embeddings"] = length
+    elif keys.get("original_max_position_embeddings") is not None:  # takes precedence
+        keys["original_max_position_embeddings"] = length
+    whole = keys if part is None else {**whole, part: keys}
+    for index, (want, got) in enumerate(zip(wanted, encodings(whole), strict=True)):
+        if got != want:
+            fix = "write rope_parameters with pe_jax.encodings.rope_scaling.to_hf"
+            raise ValueError(f"layer {index} would be read as {shown(got)}; {fix}")
+    return whole
+
+
+def _scaled(encoding: Any, scaling: Scaling | None) -> Any:
+    if isinstance(encoding, Sum):
+        return Sum(tuple(_scaled(part, scaling) for part in encoding.parts))
+    rotates = isinstance(encoding, RoPE | MRoPE)
+    return dataclasses.replace(encoding, scaling=scaling) if rotates else encoding
 
 
 def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
@@ -162,7 +182,7 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     told = config.get("causal") is True and "causal" not in keys.known
     fix = "this family's layers see later tokens; its code on the Hub may read the key"
     require(not told or any(layer.causal for layer in layers), "causal", True, fix)
-    keys.check_switches(any(rotary_keys.rope_of(layer) is not None for layer in layers))
+    keys.check_switches(any(rotation_of(layer) is not None for layer in layers))
     keys.check_rest()
     layers = layers if causal else map(_both_ways, layers)
     if bidirectional:
@@ -185,16 +205,6 @@ def _both_ways(layer: LayerEncoding) -> LayerEncoding:
         return layer
     window = None if layer.window is None else layer.window + 1
     return dataclasses.replace(layer, causal=False, window=window)
-
-
-def _one_way(layer: LayerEncoding) -> LayerEncoding:
-    """The layer from which `_both_ways` makes this one."""
-    window = None if layer.window is None else layer.window - 1
-    return dataclasses.replace(layer, causal=True, window=window) if _sees_ahead(layer) else layer
-
-
-def _sees_ahead(layer: LayerEncoding) -> bool:
-    return layer.stack == "decoder" and not layer.causal and layer.encoding is not None
 
 
 def _family(model_type: Any, config: Mapping[str, Any] | None = None) -> Family:
@@ -229,7 +239,7 @@ def _alike(config: Mapping[str, Any]) -> str:
             keys.check_rest()
         except ValueError:
             continue
-        rotates = any(rotary_keys.rope_of(layer) is not None for layer in layers)
+        rotates = any(rotation_of(layer) is not None for layer in layers)
         if getattr(family, "parameters", None) or (told and not rotates):
             continue
         counts[kind] = sum(config.get(name) is not None for name in {*keys.known} - {*LENGTHS})

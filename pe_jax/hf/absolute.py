@@ -1,7 +1,6 @@
 """Families of models that add positions to the input: learned tables and sinusoids."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from pe_jax.encodings.base import Encoding
@@ -12,31 +11,7 @@ from pe_jax.encodings.sinusoidal import Sinusoidal
 from pe_jax.hf import parents
 from pe_jax.hf.keys import LENGTHS, Keys
 from pe_jax.hf.layers import Extras, Family, LayerEncoding
-from pe_jax.validation import require, shown
-
-
-def one_of_a_kind(layers: Sequence[LayerEncoding], stack: str | None = None) -> LayerEncoding:
-    """The encoding that all layers (of a stack) have.
-
-    Raises:
-      ValueError: they differ, or there are none.
-    """
-    chosen = [layer for layer in layers if stack in (None, layer.stack)]
-    require(bool(chosen), "layers", len(chosen), f"pass at least one in the {stack}")
-    same = all(layer == chosen[0] for layer in chosen)
-    fix = f"such models have the same in each layer: {shown(chosen[0])}"
-    require(same, "layers", chosen[-1], fix)
-    return chosen[0]
-
-
-def written(encoding: Encoding | None, kind: type) -> Any:
-    """The encoding, which must be of that class.
-
-    Raises:
-      ValueError: it is of another class.
-    """
-    require(isinstance(encoding, kind), "encoding", encoding, f"such models have {kind.__name__}")
-    return encoding
+from pe_jax.validation import require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,25 +72,6 @@ class Learned1D(Family):
         require(layers <= 10_000, "inner_group_num", layers, "pass at most 10000 layers in all")
         return [layer] * layers
 
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        layer = one_of_a_kind(layers)
-        config: dict[str, Any] = {"num_hidden_layers": len(layers)}
-        config |= {"is_decoder": layer.causal} if self.decodes else {}
-        config |= {"inner_group_num": 1} if self.groups else {}
-        if self.typed and isinstance(layer.encoding, Shaw):
-            length = layer.encoding.clip + 1
-            return config | {LENGTHS[0]: length, "position_embedding_type": "relative_key"}
-        if self.rotary and isinstance(layer.encoding, RoPE):
-            theta = {"rope_theta": layer.encoding.base}
-            return config | {"position_embedding_type": "rotary", **theta}
-        if self.layout:
-            return config
-        length = written(layer.encoding, Learned).length
-        if self.pad is not None:
-            config["pad_token_id"] = layer.first_row - 1
-            length += layer.first_row
-        return config | {LENGTHS[0]: length}
-
 
 @dataclasses.dataclass(frozen=True)
 class GPT2(Learned1D):
@@ -132,15 +88,6 @@ class GPT2(Learned1D):
         scales = [scale / (i + 1) for i in range(len(layers))]
         scales = [None if s == head_dim**-0.5 else s for s in scales]
         return [dataclasses.replace(x, scale=s) for x, s in zip(layers, scales, strict=True)]
-
-    def write(self, layers):
-        first = layers[0].scale
-        config = super().write([dataclasses.replace(layer, scale=None) for layer in layers])
-        if first is not None:
-            config["scale_attn_weights"] = False
-        if any(layer.scale != first for layer in layers):
-            config["scale_attn_by_inverse_layer_idx"] = True
-        return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,17 +115,6 @@ class GPTNeo(Learned1D):
             raise
         return [kind for kinds, times in pairs for _ in range(times) for kind in kinds]
 
-    def write(self, layers):
-        plain = [dataclasses.replace(layer, window=None) for layer in layers]
-        kinds = ["global" if layer.window is None else "local" for layer in layers]
-        windows = [layer.window for layer in layers if layer.window is not None]
-        config = super().write(plain) | {"attention_types": [[[kind], 1] for kind in kinds]}
-        return (
-            config
-            | {"attention_layers": kinds}
-            | ({"window_size": max(windows)} if windows else {})
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class TwoStacks(Family):
@@ -191,7 +127,6 @@ class TwoStacks(Family):
         `max_source_positions` and a decoder's `max_target_positions`.
       first_row: of position 0, in a released table or among the angles.
       only: the name of a single stack, whose keys may have the usual names.
-      usual: whether `write` uses the usual names.
     """
 
     encoder: str | None
@@ -199,7 +134,6 @@ class TwoStacks(Family):
     lengths: int | tuple[int, int]
     first_row: int = 0
     only: str = ""
-    usual: bool = False
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         entries, width = [], keys.integer("d_model", "hidden_size")
@@ -225,19 +159,6 @@ class TwoStacks(Family):
         stacks = zip(("encoder", "decoder"), (self.encoder, self.decoder), lengths, strict=True)
         return [entry for entry in stacks if self.only in ("", entry[0])]
 
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        config: dict[str, Any] = {"d_model": max(layer.head_dim for layer in layers)}
-        for stack, layout, (key, _) in self._stacks():
-            of_stack = [layer for layer in layers if layer.stack == stack]
-            config |= {f"{stack}_layers": len(of_stack), f"{stack}_attention_heads": 1}
-            if of_stack and layout is None:
-                config[key] = written(one_of_a_kind(of_stack).encoding, Learned).length
-        if self.usual:
-            names = {"d_model": "hidden_size", f"{self.only}_layers": "num_hidden_layers"}
-            names |= {f"{self.only}_attention_heads": "num_attention_heads"}
-            return {names.get(name, name): value for name, value in config.items()}
-        return config
-
 
 @dataclasses.dataclass(frozen=True)
 class Halves(Family):
@@ -262,13 +183,3 @@ class Halves(Family):
             inner.check_rest()
             keys.known |= inner.known
         return entries
-
-    def write(self, layers):
-        config: dict[str, Any] = {}
-        for stack, (family, _) in zip(("encoder", "decoder"), self.stacks, strict=True):
-            own = family.write([layer for layer in layers if layer.stack == stack])
-            if self.suffix == "_":
-                config |= {f"{stack}_{n}" if n.startswith("num_") else n: x for n, x in own.items()}
-            else:
-                config[stack + self.suffix] = own
-        return config

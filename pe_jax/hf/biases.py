@@ -1,8 +1,6 @@
 """Families of models whose positions are in the scores: T5, DeBERTa, ALiBi, Transformer-XL."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
 
 from pe_jax.encodings import t5
 from pe_jax.encodings.alibi import ALiBi
@@ -17,7 +15,6 @@ from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.transformer_xl import TransformerXL
 from pe_jax.encodings.wavlm import WavLM
-from pe_jax.hf.absolute import one_of_a_kind, written
 from pe_jax.hf.keys import LENGTHS, Keys
 from pe_jax.hf.layers import Extras, Family, LayerEncoding
 from pe_jax.hf.rotary import Rotary
@@ -56,19 +53,6 @@ class T5Family(Family):
             more = {"causal": not two_way, "stack": stack, "window": window if two_way else None}
             entries += [LayerEncoding(encoding, head_dim, **more)] * times
         return entries
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        first = one_of_a_kind(layers, "encoder")
-        encoding = written(first.encoding, t5.T5)
-        count = sum(layer.stack == "encoder" for layer in layers)
-        config = {"num_layers": count, "num_decoder_layers": len(layers) - count}
-        config |= {"d_kv": first.head_dim, NUM_BUCKETS: encoding.num_buckets}
-        config |= {MAX_DISTANCE: encoding.max_distance}
-        if self.local:
-            fix = "these encoders have one"
-            require(first.window is not None, "window", first.window, fix)
-            config["local_radius"] = (first.window or 0) - 1
-        return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,28 +95,6 @@ class DeBERTaFamily(Family):
         require(ok, "pos_att_type", value, "choose of 'c2p' and 'p2c' (a field of deberta)")
         return tuple(kind for kind in DEBERTA_TYPES if kind in names)
 
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        layer = one_of_a_kind(layers)
-        parts = layer.encoding.parts if isinstance(layer.encoding, Sum) else (layer.encoding,)
-        learned = [part for part in parts if isinstance(part, Learned)]
-        relative = [part for part in parts if isinstance(part, DeBERTa)]
-        config: dict[str, Any] = {"num_hidden_layers": len(layers)}
-        config |= {"position_biased_input": bool(learned), "relative_attention": bool(relative)}
-        if learned:
-            config[LENGTHS[0]] = learned[0].length
-        for part in relative:
-            config |= {"max_relative_positions": part.max_distance}
-            config |= {"pos_att_type": list(part.pos_att_type)}
-            if self.v2:
-                config["position_buckets"] = -1 if part.buckets is None else part.buckets
-        if layer.scale is not None and not relative:
-            count = round(layer.scale**-2 / layer.head_dim) - 1
-            config["pos_att_type"] = list(DEBERTA_TYPES[:count])
-        if self.v2:
-            config["share_att_key"] = layer.extras.share_att_key
-            config["norm_rel_ebd"] = "layer_norm" if layer.extras.norm_rel_ebd else "none"
-        return config
-
 
 @dataclasses.dataclass(frozen=True)
 class Bloom(Family):
@@ -141,10 +103,6 @@ class Bloom(Family):
     def read(self, keys: Keys) -> list[LayerEncoding]:
         keys.get("offset_alibi")  # a constant, which softmax does not see
         return [LayerEncoding(ALiBi(), keys.head_dim())] * keys.layers()
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        written(one_of_a_kind(layers).encoding, ALiBi)
-        return {"n_layer": len(layers)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,12 +125,6 @@ class MPT(Family):
         scale = None if scale == head_dim**-0.5 else scale
         return [LayerEncoding(encoding, head_dim, scale=scale)] * keys.layers()
 
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        layer = one_of_a_kind(layers)
-        most = written(layer.encoding, ALiBi).bias_max
-        inner = {"alibi": True, "alibi_bias_max": int(most) if most == int(most) else most}
-        return {"n_layers": len(layers), "attn_config": inner | {"softmax_scale": layer.scale}}
-
 
 @dataclasses.dataclass(frozen=True)
 class Falcon(Family):
@@ -184,14 +136,6 @@ class Falcon(Family):
         for key in ("rope_parameters", "rope_theta", "rope_scaling"):
             keys.get(key)  # without effect with ALiBi
         return [LayerEncoding(ALiBi(scaled=True), keys.head_dim())] * keys.layers()
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        if isinstance(layers[0].encoding, RoPE):
-            config = Rotary().write(layers)
-            del config["head_dim"]  # always width/heads
-            return {"alibi": False, **config}
-        written(one_of_a_kind(layers).encoding, ALiBi)
-        return {"num_hidden_layers": len(layers), "alibi": True}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,12 +155,6 @@ class XLNet(Family):
         layer = LayerEncoding(TransformerXL(), width // heads, extras=extras, **more)
         return [layer] * keys.layers()
 
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        layer = one_of_a_kind(layers)
-        written(layer.encoding, TransformerXL)
-        config = {"n_layer": len(layers), "attn_type": "uni" if layer.causal else "bi"}
-        return config | {"d_model": layer.head_dim, "n_head": 1}
-
 
 @dataclasses.dataclass(frozen=True)
 class WavLMFamily(Family):
@@ -234,13 +172,6 @@ class WavLMFamily(Family):
         keys.get("conv_pos_kernel_size")  # data2vec's
         more = {"causal": False, "stack": "encoder", "extras": Extras(conv_positions=True)}
         return [LayerEncoding(encoding, keys.head_dim(), **more)] * keys.layers()
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        encoding, config = one_of_a_kind(layers).encoding, {"num_hidden_layers": len(layers)}
-        if not self.gated:
-            return config
-        config["num_buckets"] = written(encoding, WavLM).num_buckets
-        return config | {"max_bucket_distance": written(encoding, WavLM).max_distance}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,12 +191,6 @@ class MPNet(Family):
         encoding = Sum((Learned(length - pad - 1), Buckets(edges, directional=True)))
         more = {"causal": False, "stack": "encoder", "first_row": pad + 1}
         return [LayerEncoding(encoding, keys.head_dim(), **more)] * keys.layers()
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        layer = one_of_a_kind(layers)
-        length = written(written(layer.encoding, Sum).parts[0], Learned).length
-        config = {"num_hidden_layers": len(layers), "pad_token_id": layer.first_row - 1}
-        return config | {LENGTHS[0]: length + layer.first_row}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,13 +214,6 @@ class LayoutLMv3Family(Family):
         extras = Extras(learned_positions=True, learned_boxes=True)
         return [LayerEncoding(encoding, keys.head_dim(), extras=extras, **more)] * keys.layers()
 
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        encoding = written(one_of_a_kind(layers).encoding, LayoutLMv3)
-        settings = {"rel_pos_bins": encoding.num_buckets, "max_rel_pos": encoding.max_distance}
-        settings |= {"rel_2d_pos_bins": encoding.spatial_buckets}
-        settings |= {"max_rel_2d_pos": encoding.spatial_distance}
-        return {"num_hidden_layers": len(layers), **settings}
-
 
 @dataclasses.dataclass(frozen=True)
 class RoFormer(Family):
@@ -310,11 +228,6 @@ class RoFormer(Family):
         more = {"causal": causal, "stack": "decoder" if causal else "encoder"}
         layer = LayerEncoding(RoPE(layout="interleaved"), keys.head_dim(), **more)
         return [layer] * keys.layers()
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        layer = one_of_a_kind(layers)
-        written(layer.encoding, RoPE)
-        return {"num_hidden_layers": len(layers), "is_decoder": layer.causal}
 
 
 KIND, LEFT, RIGHT = (
@@ -348,15 +261,6 @@ class Conformer(Family):
         layer = LayerEncoding(encoding, keys.head_dim(), causal=False, stack="encoder")
         return [layer] * keys.layers()
 
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        encoding, config = one_of_a_kind(layers).encoding, {"num_hidden_layers": len(layers)}
-        if isinstance(encoding, Shaw) and self.keyed:
-            return config | {KIND: "relative_key", LEFT: encoding.clip, RIGHT: encoding.clip}
-        plain = encoding == Encoding()
-        fix = "such models have transformer_xl, or nope" + ", or shaw" * self.keyed
-        require(plain or isinstance(encoding, TransformerXL), "encoding", encoding, fix)
-        return config | {KIND: None if plain else "relative"}
-
 
 # Models whose code is only on the Hub.
 
@@ -369,12 +273,6 @@ class Baichuan(Family):
         if keys.get(LENGTHS[0]) is not None:
             return Rotary().read(keys)
         return [LayerEncoding(ALiBi(), keys.head_dim())] * keys.layers()
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        if isinstance(layers[0].encoding, RoPE):
-            return Rotary().write(layers) | {LENGTHS[0]: 4096}
-        written(one_of_a_kind(layers).encoding, ALiBi)
-        return {"num_hidden_layers": len(layers)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,20 +292,13 @@ class ChatGLM(Rotary):
         return super().read(keys)
 
 
-GROWN = ("dynamic_ntk", "logn_attn")
-
-
 @dataclasses.dataclass(frozen=True)
 class Qwen1(Rotary):
     """As Llama up to `seq_length`; beyond, a base and a factor that grow."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        grown = {name: keys.flag(f"use_{name}") for name in GROWN}
+        grown = {name: keys.flag(f"use_{name}") for name in ("dynamic_ntk", "logn_attn")}
         return [layer.with_extras(**grown) for layer in super().read(keys)]
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        flags = {f"use_{name}": True for name in GROWN if getattr(layers[0].extras, name)}
-        return super().write(layers) | flags
 
 
 @dataclasses.dataclass(frozen=True)
@@ -419,9 +310,3 @@ class DBRX(Rotary):
         names = ("rope_theta", "clip_qkv")
         keys.config |= {n: inner[n] for n in names if inner.get(n) is not None}
         return super().read(keys)
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        config = super().write(layers)
-        theta = config.pop("rope_parameters", {}).get("rope_theta", self.base)
-        inner = {"rope_theta": theta, "clip_qkv": config.pop("clip_qkv", None)}
-        return {"n_layers": config["num_hidden_layers"], "attn_config": inner}

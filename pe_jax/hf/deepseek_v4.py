@@ -1,11 +1,9 @@
 """DeepSeek-V4: sliding windows and two settings of RoPE, whose labels are not layer types."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from pe_jax.encodings import rope_scaling
-from pe_jax.hf import rotary_keys
 from pe_jax.hf.keys import Keys
 from pe_jax.hf.kinds import SLIDING
 from pe_jax.hf.layers import Extras, LayerEncoding
@@ -70,19 +68,3 @@ class DeepSeekV4(Rotary):
         if "yarn" in (flat.get("rope_type"), flat.get("type")):
             flat.setdefault("attention_factor", 1.0)  # its code does not scale cos and sin
         return {"main": {"rope_type": "default", "rope_theta": main}, "compress": flat}
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        names = {tokens: kind for kind, tokens in COMPRESSION.items()}
-        kinds = [names[layer.extras.compression] for layer in layers]
-        head_dim = layers[0].head_dim
-        settings: dict[str, Any] = {label: {"rope_theta": base} for label, base in BASES.items()}
-        config: dict[str, Any] = {"num_hidden_layers": len(layers), "layer_types": kinds}
-        config["head_dim"] = head_dim
-        for kind, layer in zip(kinds, layers, strict=True):
-            rope = rotary_keys.rope_of(layer)
-            require(rope is not None, "encoding", layer.encoding, "these models have RoPE")
-            label = "main" if kind == SLIDING else "compress"
-            settings[label] = rope_scaling.to_hf(rope, head_dim=head_dim)
-            config["sliding_window"] = layer.window
-            config["partial_rotary_factor"] = rope.rotary_dim(head_dim) / head_dim
-        return config | {"rope_parameters": settings}

@@ -162,9 +162,8 @@ for family, names in {
     TwoStacks("concatenated", "concatenated", 1024): "marian pegasus",
     TwoStacks(None, None, 1024, first_row=2): "bart mbart plbart mvp",
     TwoStacks("tensor2tensor", "tensor2tensor", 1024, first_row=2): "m2m_100 nllb-moe fsmt",
-    TwoStacks("tensor2tensor", None, (1500, 448), only="encoder"): "qwen2_audio_encoder",
-    TwoStacks("tensor2tensor", None, (1500, 448), only="encoder", usual=True): "voxtral_encoder"
-    " audioflamingo3_encoder",
+    TwoStacks("tensor2tensor", None, (1500, 448), only="encoder"): "qwen2_audio_encoder"
+    " voxtral_encoder audioflamingo3_encoder",
     Patches(tokens=1, patch=32): "clip_vision_model clipseg_vision_model altclip_vision_model"
     " chinese_clip_vision_model metaclip_2_vision_model",
     Patches(): "vit vit_msn git_vision_model flava_image_model",

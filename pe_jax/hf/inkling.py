@@ -1,15 +1,13 @@
 """Inkling and Inkling 2: relative logits from the input, on sliding and on full layers."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from pe_jax.encodings.inkling import Inkling
 from pe_jax.encodings.sink import SinkLogit
 from pe_jax.encodings.sums import Sum
 from pe_jax.hf.keys import Keys
-from pe_jax.hf.layers import Extras, Family, LayerEncoding, parts
-from pe_jax.validation import require
+from pe_jax.hf.layers import Extras, Family, LayerEncoding
 
 SLIDING, FULL = "hybrid_sliding", "hybrid"
 
@@ -65,21 +63,3 @@ class InklingFamily(Family):
         kinds = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
         kinds = kinds if local is None else [SLIDING if i in local else FULL for i in range(layers)]
         return keys.per_layer("layer_types", layers, (FULL, SLIDING), kinds)
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        config: dict[str, Any] = {"num_hidden_layers": len(layers)}
-        config["layer_types"] = [FULL if x.window is None else SLIDING for x in layers]
-        for layer in layers:
-            bias = parts(layer.encoding)[0] if layer.encoding is not None else None
-            require(isinstance(bias, Inkling), "encoding", layer.encoding, "pass Inkling's")
-            assert isinstance(bias, Inkling)
-            config["d_rel"] = bias.width
-            if layer.window is not None:
-                config |= {"sliding_window_size": bias.extent, "swa_head_dim": layer.head_dim}
-            else:
-                config |= {"rel_extent": bias.extent, "head_dim": layer.head_dim}
-                config |= {"log_scaling_n_floor": bias.floor, "log_scaling_alpha": bias.attn_scale}
-            if self.second:
-                config["rel_l2_clip_threshold"] = bias.clip_states
-                config["qk_l2_clip_threshold"] = bias.clip_qk
-        return config

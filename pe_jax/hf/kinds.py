@@ -59,12 +59,12 @@ class Hybrid:
     Attributes:
       period: without a key, layers `offset`, `offset` + `period`, … attend; 0: none does.
       offset: index of the first.
-      key: the key that transformers writes; "": `layer_types`.
+      crossed: whether the layers of `cross_attention_layers`, which attend to an image, do not.
     """
 
     period: int = 0
     offset: int = 0
-    key: str = ""
+    crossed: bool = False
 
     def __call__(self, keys: Keys, layers: int) -> list[str]:
         period = keys.integer("attn_layer_period", default=self.period, low=0)
@@ -80,25 +80,14 @@ class Hybrid:
             name, given = "full_attn_layers", linear["full_attn_layers"]  # counted from 1
             listed = isinstance(given, list | tuple)
             chosen = [is_int(i, 1) and i - 1 for i in given] if listed else given
-        if self.key == "cross_attention_layers":  # which attend to an image
-            name, given = self.key, keys.get(self.key, default=list(range(3, layers, 5)))
+        if self.crossed:
+            name = "cross_attention_layers"
+            given = keys.get(name, default=list(range(3, layers, 5)))
             listed = isinstance(given, list | tuple)
             chosen = [i for i in range(layers) if i not in given] if listed else given
         ok = isinstance(chosen, list | tuple) and all(x in range(layers) for x in chosen)
         require(ok, name, chosen, f"pass numbers of the {layers} layers")
         return [FULL if i in chosen else LINEAR for i in range(layers)]
-
-    def write(self, kinds: list[str]) -> dict[str, Any]:
-        """The key that says which layers attend."""
-        index = [i for i, kind in enumerate(kinds) if kind == FULL]
-        if self.key == "attn_layer_period":
-            first, second = (*index, len(kinds), len(kinds))[:2]
-            return {self.key: max(second - first, 1), "attn_layer_offset": first}
-        if self.key == "block_types":
-            return {self.key: ["attention" if kind == FULL else "recurrent" for kind in kinds]}
-        if self.key == "cross_attention_layers":
-            index = [i for i, kind in enumerate(kinds) if kind != FULL]
-        return {self.key: index} if self.key else {}
 
 
 def zamba_layers(keys: Keys, layers: int) -> list[str]:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.registry import format_encoding
+from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.validation import PlainFields, shown
@@ -122,30 +124,28 @@ class LayerEncoding(PlainFields):
 
 
 class Family:
-    """Reads and writes the configs of a class of models.
+    """Reads the configs of a class of models.
 
     Attributes:
       both_ways: whether `is_causal: false` is understood.
-      checked: whether `write` keeps all that `read` reads.
-      bidirectional: what `use_bidirectional_attention` adds to half of a window, 0: not read.
     """
 
     both_ways: bool = True
-    checked: bool = True
-    bidirectional: int = 0
 
     def read(self, keys: Any) -> Sequence[LayerEncoding]:
         """One entry per layer, an encoder's before its decoder's, from `keys.Keys`."""
-        raise NotImplementedError
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """The keys from which `read` reads these layers."""
         raise NotImplementedError
 
 
 def parts(encoding: Encoding) -> tuple[Encoding, ...]:
     """The parts of a sum, or the encoding itself."""
     return encoding.parts if isinstance(encoding, Sum) else (encoding,)
+
+
+def rotation_of(layer: LayerEncoding) -> RoPE | MRoPE | None:
+    """What rotates in a layer."""
+    kinds = RoPE, MRoPE
+    return next((x for x in parts(layer.encoding or Encoding()) if isinstance(x, kinds)), None)
 
 
 def pattern(layers: Sequence[LayerEncoding]) -> str:
@@ -161,7 +161,11 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
       ValueError: no layers; layers of two stacks; one without attention.
       TypeError: an argument that is not a sequence of `LayerEncoding`.
     """
-    layers = checked(layers)
+    if not isinstance(layers, list | tuple) or not all(
+        isinstance(layer, LayerEncoding) for layer in layers
+    ):
+        fix = "pass what pe_jax.hf.encodings gives, or a list of hf.LayerEncoding"
+        raise TypeError(f"layers={shown(layers)}: {fix}")
     stacks = sorted({layer.stack for layer in layers})
     if len(stacks) != 1:
         raise ValueError(f"layers: {len(stacks)} stacks {stacks}; pass those of one stack")
@@ -178,19 +182,6 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
     length = next(n for n in lengths if specs == specs[:n] * (count // n))
     runs = ((key, len(list(run))) for key, run in itertools.groupby(specs[:length]))
     return ",".join(_repeated(spec, is_sum, times) for (spec, is_sum), times in runs)
-
-
-def checked(layers: Sequence[LayerEncoding]) -> tuple[LayerEncoding, ...]:
-    """The layers as a tuple.
-
-    Raises:
-      TypeError: not a sequence of `LayerEncoding`.
-    """
-    ok = isinstance(layers, list | tuple)
-    if not ok or not all(isinstance(layer, LayerEncoding) for layer in layers):
-        fix = "pass what pe_jax.hf.encodings gives, or a list of hf.LayerEncoding"
-        raise TypeError(f"layers={shown(layers)}: {fix}")
-    return tuple(layers)
 
 
 def _repeated(spec: str, is_sum: bool, times: int) -> str:

@@ -1,14 +1,12 @@
 """DeepSeek's multi-head latent attention: a part of each head rotates, the rest is content."""
 
 import dataclasses
-from typing import Any
 
 from pe_jax.encodings import rope_scaling
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
 from pe_jax.encodings.sums import Sum
-from pe_jax.hf import rotary_keys
 from pe_jax.hf.keys import REQUIRED
 from pe_jax.hf.kinds import FULL, INDEXED, OTHERS, doubled
 from pe_jax.hf.layers import LayerEncoding, parts
@@ -88,23 +86,3 @@ class MLA(Rotary):
             scale = factor * factor * width**-0.5
         scale = None if scale == width**-0.5 else scale
         return Sum((rope, *rest)) if rest else rope, scale  # rest: Llama 4's temperature
-
-    def write(self, layers):
-        attending = [layer for layer in layers if layer.encoding is not None] or list(layers)
-        first = next((x for x in attending if rotary_keys.rope_of(x) is not None), attending[0])
-        rope = rotary_keys.rope_of(first)
-        ok = rope is not None or self.rotates is not None
-        require(ok, "encoding", first.encoding, "these models have RoPE in all layers")
-        rotary = 0 if rope is None else rope.rotary_dim(first.head_dim)
-        config: dict[str, Any] = {"num_hidden_layers": len(layers), "qk_rope_head_dim": rotary}
-        config |= {"qk_nope_head_dim": first.head_dim - rotary}
-        if self.typed:
-            config["layer_types"] = [rotary_keys.kind_of(self, layer) for layer in layers]
-        if rope is None:
-            return config
-        if isinstance(self.interleave, tuple):
-            config[self.interleave[0]] = rope.layout == "interleaved"
-        if isinstance(rope.scaling, rope_scaling.DynamicNTK):
-            config["max_position_embeddings"] = rope.scaling.original_length
-        plain = dataclasses.replace(rope, fraction=1.0)
-        return config | {"rope_parameters": rotary_keys.settings(first.encoding, plain, rotary)}

@@ -13,7 +13,6 @@ from pe_jax.encodings.scaling import hugging_face
 from pe_jax.encodings.sink import SinkLogit
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.temperature import Temperature
-from pe_jax.hf import rotary_keys
 from pe_jax.hf.keys import LAYERS, Keys
 from pe_jax.hf.kinds import CHUNKED, FULL, INDEXED, LINEAR, OTHERS, RENAMED, SLIDING, Each, Switch
 from pe_jax.hf.layers import Extras, Family, LayerEncoding
@@ -79,7 +78,6 @@ class Rotary(Family):
       window_on_full: whether the window is that of full layers (MiniMax).
       timed: whether videos are in seconds, by the vision config's `tokens_per_second`.
       factor: default of `qk_scale_factor`.
-      labels: what types of layers are called where configs are written.
       extras: of each layer, in addition to what its keys say.
       own_mscale: whether the scaling has its factor on q and k in `MSCALES`, as Phi-3.5-MoE's.
     """
@@ -118,11 +116,8 @@ class Rotary(Family):
     window_on_full: bool = False
     timed: bool = False
     factor: float = 1.0
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     extras: Extras = Extras()
     own_mscale: bool = False
-
-    # Reading
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         kinds = self._kinds(keys)
@@ -451,11 +446,6 @@ class Rotary(Family):
         time, row, column = sections
         return (time, row, column), beta
 
-    # Writing
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        return rotary_keys.write(self, layers)
-
 
 @dataclasses.dataclass(frozen=True)
 class Step(Rotary):
@@ -492,6 +482,3 @@ class Zamba(Rotary):
 
     def _scale(self, keys, head_dim):
         return (head_dim / 2) ** -0.5
-
-    def write(self, layers):
-        return {**super().write(layers), "attention_head_dim": layers[0].head_dim}

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.cpb import CPB
@@ -13,9 +12,8 @@ from pe_jax.encodings.rope_nd import RoPEND
 from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.swin import Swin
-from pe_jax.hf.absolute import one_of_a_kind, written
 from pe_jax.hf.keys import LAYERS, Keys
-from pe_jax.hf.layers import Extras, Family, LayerEncoding, parts
+from pe_jax.hf.layers import Extras, Family, LayerEncoding
 from pe_jax.validation import is_int, is_real, require, shown
 
 SEEN = {"causal": False, "stack": "encoder"}
@@ -114,19 +112,6 @@ class Axial(Family):
         local = layer.with_extras(image_window="aligned")
         return [layer if i in full else local for i in range(count)]
 
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        full = [i for i, layer in enumerate(layers) if not layer.extras.image_window]
-        kinds = ["full_attention" if i in full else "window_attention" for i in range(len(layers))]
-        layers = [layer.with_extras(image_window="") for layer in layers] if full else layers
-        layer = one_of_a_kind(layers)
-        theta = written(layer.encoding, RoPE2D if self.axes == 2 else RoPEND).base
-        config: dict[str, Any] = {self.layers[0]: len(layers), "head_dim": layer.head_dim}
-        if self.windowed:
-            config[self.windowed] = kinds if self.windowed == "layer_types" else full
-        if self.registers:
-            return config | {"rope_theta": theta, "num_register_tokens": layer.prefix - 1}
-        return config | {"rope_parameters": {"rope_type": "axial", "rope_theta": theta}}
-
 
 @dataclasses.dataclass(frozen=True)
 class Sinusoids(Family):
@@ -136,10 +121,6 @@ class Sinusoids(Family):
         _patches(keys, 224, 16)
         layer = LayerEncoding(Sinusoidal2D(), keys.head_dim(), prefix=1, **SEEN)
         return [layer] * keys.layers()
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        written(one_of_a_kind(layers).encoding, Sinusoidal2D)
-        return {"num_hidden_layers": len(layers)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,25 +165,6 @@ class Patches(Family):
         layer = LayerEncoding(encoding, keys.head_dim(), prefix=prefix, **SEEN)
         return [layer] * keys.layers()
 
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        layer = one_of_a_kind(layers)
-        config: dict[str, Any] = {"num_hidden_layers": len(layers)}
-        if self.optional and not isinstance(layer.encoding, LearnedGrid):
-            return config | {"use_absolute_position_embeddings": False}
-        grid = written(layer.encoding, LearnedGrid)
-        if self.registers is not None:
-            config["num_register_tokens"] = layer.prefix
-        if self.squares is not None:
-            return config | {"num_patches": grid.height * grid.width}
-        return config | _image(grid)
-
-
-def _image(scheme: LearnedGrid | Swin) -> dict[str, Any]:
-    """The size of an image in patches of one pixel; SigLIP's configs take only one number."""
-    square = scheme.height == scheme.width
-    size = scheme.height if square else [scheme.height, scheme.width]
-    return {"image_size": size, "patch_size": 1}
-
 
 @dataclasses.dataclass(frozen=True)
 class BEiT(Family):
@@ -219,24 +181,12 @@ class BEiT(Family):
         encoding = schemes[0] if len(schemes) == 1 else Sum(schemes) if schemes else Encoding()
         return [LayerEncoding(encoding, keys.head_dim(), **SEEN)] * keys.layers()
 
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        layer = one_of_a_kind(layers)
-        config: dict[str, Any] = {"num_hidden_layers": len(layers)}
-        for part in parts(layer.encoding or Encoding()):
-            if isinstance(part, LearnedGrid):
-                config |= {"use_absolute_position_embeddings": True, **_image(part)}
-            elif isinstance(part, Swin):
-                name = "shared_relative" if part.shared else "relative"
-                config |= {f"use_{name}_position_bias": True, **_image(part)}
-        return config
-
 
 @dataclasses.dataclass(frozen=True)
 class SwinFamily(Family):
     """Windows of an image, shifted in every other layer; v2 has a network of the distance."""
 
     v2: bool = False
-    checked = False  # layers do not say where a stage ends
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         fix = "a table over patches and windows is not supported; the nearest scheme is learned"
@@ -280,14 +230,3 @@ class SwinFamily(Family):
         ok = ok and sum(value) <= 10_000
         require(ok, name, value, "pass an integer of at least 1 for each stage")
         return value
-
-    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        kind = CPB if self.v2 else Swin
-        first = written(layers[0].encoding, kind)
-        same = first.height == first.width
-        require(
-            same, "width", first.width, f"must be the height {first.height}: windows are square"
-        )
-        for layer in layers:
-            written(layer.encoding, kind)
-        return {"window_size": first.height}

@@ -1,7 +1,5 @@
 """LeRoPE against the released formula of Mistral Large 4; tests/oracles runs its code."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pe_jax
-from pe_jax import hf
 from tests import util
 from tests.encodings.common import HEAD_DIM, LENGTH, attend, check_attention, qkv
 
@@ -63,10 +60,3 @@ def test_engines_agree_on_the_gradient_of_a_factor_as_far_as_positions_allow(dat
     grads = [util.run(case, engine, **at)[1][0].shared["alpha"] for engine in ("tiled", "dense")]
     reach = max(1, np.abs(at["positions"]).max())
     np.testing.assert_allclose(*grads, atol=1e-5 * reach)
-
-
-def test_a_config_has_no_place_for_learned_factors():
-    layers = hf.encodings({"model_type": "llama", "num_hidden_layers": 2, "head_dim": 8})
-    other = [dataclasses.replace(layer, encoding=pe_jax.make("lerope")) for layer in layers]
-    with pytest.raises(ValueError, match="would be read as"):
-        hf.to_hf(other, "llama")

@@ -290,11 +290,10 @@ HUGGING_FACE: Calls = [
     *((params({ROWS: x}), f"{ROWS}={x!r}", "pass an array") for x in ("abc", None)),
     (params({ROWS: np.zeros((2, 64), int)}), "has dtype int64"),
     *(
-        (functools.partial(f, x), "layers=", "pass what pe_jax.hf.encodings gives")
-        for f in (hf.pattern, lambda x: hf.to_hf(x, "llama"))
+        (functools.partial(hf.pattern, x), "layers=", "pass what pe_jax.hf.encodings gives")
         for x in (None, "rope", [ROPE], LAYER, [None], 3)
     ),
-    (lambda: hf.to_hf("llama", [LAYER]), "model_type=[LayerEncoding"),
+    (lambda: hf.with_scaling(LLAMA, "yarn"), "scaling='yarn': pass a scaling of rope_scaling"),
     (lambda: hf.pattern([hf.LayerEncoding("rope", 64)]), "encoding='rope': pass one encoding"),
 ]
 THETA, ROWS_OF_X = rope.frequencies(E), Q[0]

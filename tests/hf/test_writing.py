@@ -1,70 +1,58 @@
-"""Layers are written as keys of a config and as a pattern, and read back."""
+"""A scaling is written into a config; layers are written as a pattern and read back."""
 
-import dataclasses
 import json
 
 import pytest
 
 import pe_jax
 from pe_jax import hf
-from pe_jax.encodings.rope_scaling import YaRN
+from pe_jax.encodings import rope_scaling
+from pe_jax.encodings.rope_scaling import NTK, DynamicNTK, Linear, YaRN
 from tests.faults.encoding_calls import refused
-from tests.hf.configs import DEEPSEEK3, GPT_OSS, MISTRAL, PHI3
-from tests.hf.test_reading import READ
-
-
-@pytest.mark.parametrize("config", [config for config, *_ in READ] + [GPT_OSS, DEEPSEEK3, PHI3])
-def test_what_was_read_is_written(config):
-    layers, kind = hf.encodings(config), config.get("text_config", config)["model_type"]
-    written = json.loads(json.dumps(hf.to_hf(layers, kind)))
-    assert hf.encodings({**config.get("text_config", config), **clean(config), **written}) == layers
-
-
-def clean(config):
-    """None for the keys of transformers 4 that the written ones replace."""
-    old = ("rope_scaling", "rope_theta", "rotary_pct", "rotary_emb_base", "attn_type_list")
-    old += ("rotary_emb_fraction",)
-    return dict.fromkeys(
-        [k for k in (*old, "rotary_dim") if k in config.get("text_config", config)]
-    )
-
-
-def test_a_change_is_written():
-    layers = [
-        dataclasses.replace(x, encoding=pe_jax.make("rope", scaling=YaRN(4.0, 4096)), window=512)
-        for x in hf.encodings(MISTRAL)
-    ]
-    found = hf.to_hf(layers, "mistral")
-    assert found["sliding_window"] == 512 and found["rope_parameters"]["rope_type"] == "yarn"
-
-
-@pytest.mark.parametrize(
-    "encoding, kind, words",
-    [
-        ("rope(layout='interleaved')", "llama", ["layer 0", "'llama' would be read as"]),
-        ("alibi", "t5", ["layers", "at least one in the encoder"]),
-        ("alibi", "bert", ["encoding=ALiBi", "Learned"]),
-        ("rope", "gptj", ["layer 0", "would be read as"]),
-        ("rope", "lama", ["model_type='lama'", "llama"]),
-    ],
+from tests.hf.configs import (
+    BERT,
+    DEEPSEEK3,
+    GEMMA3,
+    GPT_OSS,
+    LLAMA4,
+    LLAMA31,
+    MINIMAX,
+    MISTRAL,
+    PYTHIA,
+    QWEN2_VL,
 )
-def test_what_a_model_type_cannot_say_is_an_error(encoding, kind, words):
-    layer = hf.LayerEncoding(pe_jax.parse(encoding)[0], 64)
-    refused(lambda: hf.to_hf([layer], kind), *words)
+
+SCALED = [
+    *((config, YaRN(4.0, 4096)) for config in (PYTHIA, MISTRAL, GPT_OSS, LLAMA4, MINIMAX)),
+    (QWEN2_VL, Linear(2.0)),
+    (LLAMA31, NTK(2.0)),
+    (LLAMA31, DynamicNTK(2.0, 8192)),
+    (LLAMA31, None),
+]
 
 
-def test_what_is_written_has_the_names_and_types_that_transformers_takes():
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 4}
-    convolved = hf.encodings({**sizes, "model_type": "lfm3"})
-    assert hf.to_hf(convolved, "lfm3")["layer_types"] == ["conv", "conv", "full_attention", "conv"]
-    patches = hf.encodings({**sizes, "model_type": "siglip_vision_model", "image_size": 384})
-    assert hf.to_hf(patches, "siglip_vision_model")["image_size"] == 24
+@pytest.mark.parametrize("config, scaling", SCALED)
+def test_a_scaling_is_written_into_a_config(config, scaling):
+    written = json.loads(json.dumps(hf.with_scaling(config, scaling)))
+    assert written.keys() <= config.keys() | {"rope_parameters"}
+    for old, new in zip(hf.encodings(config), hf.encodings(written), strict=True):
+        assert new.window == old.window and new.head_dim == old.head_dim
+        old, new = (hf.layers.rotation_of(layer) for layer in (old, new))
+        assert (old is None) == (new is None)
+        if new is not None:
+            assert new.scaling == scaling and new.base == old.base and new.fraction == old.fraction
 
 
-def test_no_layers_and_other_layers_are_errors():
-    refused(lambda: hf.to_hf([], "llama"), "layers=()")
-    layers = [hf.LayerEncoding(pe_jax.make(n), 64) for n in ("rope", "nope")]
-    refused(lambda: hf.to_hf(layers, "llama"), "would be read as")
+def test_what_a_config_cannot_say_is_an_error():
+    yarn = YaRN(4.0, 4096)
+    refused(lambda: hf.with_scaling(BERT, yarn), "model_type='bert': no layer has RoPE")
+    for config in (GEMMA3, DEEPSEEK3):  # bases of layer types, a scale of scores
+        refused(lambda config=config: hf.with_scaling(config, yarn), "layer 0 would be read as")
+    riflex = rope_scaling.RIFLEx(4.0, 64, intrinsic=4)
+    refused(lambda: hf.with_scaling(LLAMA31, riflex), "scaling=RIFLEx", "configs have")
+
+
+def test_layers_that_have_no_pattern_are_errors():
     refused(lambda: hf.pattern([]), "0 stacks")
 
 
