@@ -7,7 +7,7 @@ An encoder of two layers reads a question and writes the answer into empty slots
 questions of up to 12 symbols and tested at 18, 24 and 36. Each of two learning rates is tried with
 the first seed, on other questions of the lengths trained on, and for T5 each of them with three
 multiples for its table. 372 runs of 15 to 40 ms per step: more than an hour on two CPU cores that
-do nothing else. There are 49 tasks (pe_jax/training/tasks). No question was declared: the metric is
+do nothing else. There are 38 tasks (pe_jax/training/tasks). No question was declared: the metric is
 the default of `TasksConfig.reference`.
 """
 

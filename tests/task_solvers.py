@@ -4,6 +4,7 @@ import collections
 import functools
 import itertools
 import math
+import operator
 
 from pe_jax.training import tasks
 
@@ -16,28 +17,16 @@ def spell(question):
     return "".join(str(s) if s < 5 else SIGNS[s - 5] for s in question)
 
 
-def number(digits, base, lowest_first):
-    """The number that digits say."""
-    digits = digits if lowest_first else digits[::-1]
-    return sum(digit * base**place for place, digit in enumerate(digits))
+def number(bits):
+    """The number that bits say, the lowest first."""
+    return sum(bit * 2**place for place, bit in enumerate(bits))
 
 
-def written(value, base, lowest_first):
-    """The digits of a number, without zeros in front."""
-    digits = [value % base]
-    while value := value // base:
-        digits.append(value % base)
-    return digits if lowest_first else digits[::-1]
-
-
-def two_numbers(question, base, lowest_first, combine):
-    sign = question.index(base)
+def two_numbers(question, combine):
+    sign = question.index(2)
     parts = question[:sign], question[sign + 1 :]
-    assert all(part and any(part) and max(part) < base for part in parts)
-    if not lowest_first:
-        assert all(part[0] > 0 for part in parts)
-    value = combine(*(number(part, base, lowest_first) for part in parts))
-    return written(value, base, lowest_first)
+    assert all(any(part) and max(part) < 2 for part in parts)
+    return [int(bit) for bit in reversed(f"{combine(*map(number, parts)):b}")]
 
 
 def stack(question):
@@ -65,25 +54,6 @@ def missing(question):
     rest = [s for place, s in enumerate(question) if place % half != hole % half]
     assert rest[: half - 1] == rest[half - 1 :]
     return [question[(hole + half) % (2 * half)]]
-
-
-def polynomial(question):
-    x, terms = question[0] - 2, question[1:]
-    assert abs(x) <= 2
-    pairs = [(c - 8, d - 12) for c, d in zip(terms[::2], terms[1::2], strict=True)]
-    assert all(abs(c) <= 3 and 0 <= d <= 3 for c, d in pairs)
-    return [16 + sum(c * x**d for c, d in pairs) % 10]
-
-
-def lego(question):
-    *clauses, asked = question
-    values = {26: 1}
-    for name, sign, before in zip(clauses[::3], clauses[1::3], clauses[2::3], strict=True):
-        assert name not in values
-        values[name] = values[before] * {27: 1, 28: -1}[sign]
-    count = len(clauses) // 3
-    assert list(values).index(asked) > min((count + 1) // 2, count - 1)  # the first is ONE
-    return [{1: 27, -1: 28}[values[asked]]]
 
 
 def recall(question):
@@ -246,17 +216,8 @@ def expression(question):
     return [eval(spell(question)) % 5]
 
 
-def twice(question, first, second):
-    return [*first(question), 16, *second(question)]
-
-
 def back(question):
     return question[::-1]
-
-
-def alike(question, times):
-    assert len({*question}) == 1
-    return question * times
 
 
 SOLVERS = {
@@ -271,31 +232,20 @@ SOLVERS = {
     "duplicate_string": lambda q: q + q,
     "missing_duplicate": missing,
     "odds_first": lambda q: q[::2] + q[1::2],
-    "binary_addition": lambda q: two_numbers(q, 2, True, lambda a, b: a + b),
-    "binary_multiplication": lambda q: two_numbers(q, 2, True, lambda a, b: a * b),
+    "binary_addition": lambda q: two_numbers(q, operator.add),
+    "binary_multiplication": lambda q: two_numbers(q, operator.mul),
     "compute_sqrt": lambda q: [
-        int(bit) for bit in f"{math.isqrt(number(q, 2, False)):0{(len(q) + 1) // 2}b}"
+        int(bit) for bit in f"{math.isqrt(number(q[::-1])):0{(len(q) + 1) // 2}b}"
     ],
     "bucket_sort": sorted,
     "copy": list,
-    "copy_twice": lambda q: twice(q, list, list),
-    "repeat": lambda q: alike(q, 1),
-    "repeat_twice": lambda q: alike(q, 2),
     "reverse": back,
-    "reverse_twice": lambda q: twice(q, back, back),
-    "reverse_copy": lambda q: twice(q, back, list),
-    "sort": sorted,
-    "addition": lambda q: two_numbers(q, 10, False, lambda a, b: a + b),
-    "summation": lambda q: [sum(q) % 10],
-    "polynomial": polynomial,
-    "lego": lego,
     "recall": recall,
     "passkey": passkey,
     "recall_all": recall_all,
     "mqar": mqar,
     "needles": needles,
     "variables": variables,
-    "recall_continued": recall,
     "needles_continued": needles,
     "variables_continued": variables,
     "selective_copying": selective_copying,
@@ -313,7 +263,7 @@ SOLVERS = {
     "index_both": index_both,
 }
 SHORTER = {  # how many symbols a question may have less than was asked for
-    **dict.fromkeys(("modular_arithmetic", "missing_duplicate", "polynomial", "recall"), 1),
-    **dict.fromkeys(("variables", "flip_flop", "recall_continued", "variables_continued"), 1),
-    **dict.fromkeys(("lego", "recall_all", "mqar"), 2),
+    **dict.fromkeys(("modular_arithmetic", "missing_duplicate", "recall"), 1),
+    **dict.fromkeys(("variables", "flip_flop", "variables_continued"), 1),
+    **dict.fromkeys(("recall_all", "mqar"), 2),
 }

@@ -63,13 +63,15 @@ def test_a_question_that_no_row_of_a_task_is_long_enough_for_is_refused(
     tmp_path, capsys, lengths, length
 ):
     sizes = {"lengths": lengths, "stride": 12}
-    config = change(settings(tmp_path / "run"), data="synthetic:lego", length=length, eval=sizes)
-    longest = tasks.TASKS["lego"].decoded(79) - 1
+    config = change(
+        settings(tmp_path / "run"), data="synthetic:variables", length=length, eval=sizes
+    )
+    longest = tasks.TASKS["variables"].decoded(54) - 1
     assert longest < 84
     with pytest.raises(SystemExit):
         compare.main(config)
     error = capsys.readouterr().err
-    assert f"rows of synthetic:lego have at most {longest} tokens; pass no more" in error
+    assert f"rows of synthetic:variables have at most {longest} tokens; pass no more" in error
     assert error.count("\n") == 1 and not (tmp_path / "run").exists()
 
 

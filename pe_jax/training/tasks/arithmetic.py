@@ -1,7 +1,7 @@
-"""Expressions modulo 5 to evaluate or to solve, and polynomials modulo 10.
+"""Expressions modulo 5 to evaluate or to solve.
 
 modular_arithmetic, modular_arithmetic_brackets and solve_equation of arXiv 2207.02098, table 1,
-with the grammar of its code; polynomial evaluation of arXiv 2305.19466. N longest question.
+with the grammar of its code. N longest question.
 """
 
 from typing import Any, NamedTuple
@@ -13,8 +13,6 @@ from pe_jax.training.tasks.base import Example, single
 
 MODULUS = 5
 PLUS, MINUS, TIMES, OPEN, CLOSE, X, EQUALS = range(MODULUS, MODULUS + 7)
-# symbols of a polynomial: x + 2, then alternately coefficients + 3 and degrees; answers follow
-COEFFICIENTS, DEGREES, VALUES = 5, 12, 16
 
 
 def modular_arithmetic(key: jax.Array, n: Any, size: int) -> Example:
@@ -125,19 +123,3 @@ def solve_equation(key: jax.Array, n: Any, size: int) -> Example:
     text = jnp.pad(drawn.text, (0, 2)).at[drawn.indices[hidden]].set(X)
     text = text.at[n - 2].set(EQUALS).at[n - 1].set(drawn.value)
     return single(text, n, drawn.digits[hidden])
-
-
-def polynomial(key: jax.Array, n: Any, size: int) -> Example:
-    """The value modulo 10 of a sum of c·x^d: x, then each c and its d.
-
-    x is from -2 to 2, c from -3 to 3, d from 0 to 3. One symbol fewer where n is even.
-    """
-    keys, count = jax.random.split(key, 3), (size - 1) // 2
-    x = jax.random.randint(keys[0], (), -2, 3)
-    c = jax.random.randint(keys[1], (count,), -3, 4)
-    d = jax.random.randint(keys[2], (count,), 0, 4)
-    counts = 2 * jnp.arange(count) + 2 < n
-    value = (c * x**d * counts).sum() % 10
-    terms = jnp.stack([c + 3 + COEFFICIENTS, d + DEGREES], axis=1).reshape(-1)
-    text = jnp.pad(jnp.concatenate([x[None] + 2, terms]), (0, size - 1 - 2 * count))
-    return single(text, n - (n % 2 == 0), value + VALUES)

@@ -1,9 +1,8 @@
 """Tasks that a finite automaton solves, and one that needs a stack.
 
-even_pairs, parity_check, cycle_navigation and stack_manipulation of arXiv 2207.02098, table 1; the
-summation of arXiv 2305.19466, modulo 10 as there; permutations of five, which no circuit of
-constant depth composes (arXiv 2404.08819); flip-flops (arXiv 2306.00946). Questions have n symbols
-of N.
+even_pairs, parity_check, cycle_navigation and stack_manipulation of arXiv 2207.02098, table 1;
+permutations of five, which no circuit of constant depth composes (arXiv 2404.08819); flip-flops
+(arXiv 2306.00946). Questions have n symbols of N.
 """
 
 from typing import Any
@@ -39,12 +38,6 @@ def cycle_navigation(key: jax.Array, n: Any, size: int) -> Example:
     moves = jax.random.randint(key, (size,), 0, 3)
     steps = jnp.array([0, 1, -1])[moves] * (jnp.arange(size) < n)
     return single(moves, n, steps.sum() % CYCLE)
-
-
-def summation(key: jax.Array, n: Any, size: int) -> Example:
-    """The sum of n digits from 1 to 9, modulo 10."""
-    digits = jax.random.randint(key, (size,), 1, 10)
-    return single(digits, n, (digits * (jnp.arange(size) < n)).sum() % 10)
 
 
 def stack_manipulation(key: jax.Array, n: Any, size: int) -> Example:

@@ -1,11 +1,10 @@
 """Tasks whose answer is looked up elsewhere in the question.
 
-missing_duplicate of arXiv 2207.02098, table 1; LEGO as in arXiv 2305.19466 (after 2206.04301);
-associative recall of one key (arXiv 1610.06258), of all keys after they are listed again, and at
-each repeated key (MQAR, 2312.04927); a passkey among distractors (2305.16300); needles under
-several keys, of which one or two are asked for, or under a key with two values, and variables
-(RULER, 2404.06654); selective copying (2312.00752); facts among other words (BABILong, 2406.10149,
-the first task of bAbI, 1502.05698). N longest question.
+missing_duplicate of arXiv 2207.02098, table 1; associative recall of one key (1610.06258), of all
+keys after they are listed again, and at each repeated key (MQAR, 2312.04927); a passkey among
+distractors (2305.16300); needles under several keys, of which one or two are asked for, or under a
+key with two values, and variables (RULER, 2404.06654); selective copying (2312.00752); facts among
+other words (BABILong, 2406.10149, the first task of bAbI, 1502.05698). N longest question.
 """
 
 from typing import Any
@@ -21,7 +20,6 @@ MARK, PASSKEY = 10, 4  # the symbol before the key, after the ten digits; digits
 NEEDLES, DIGITS = 12, 2  # names of needles, after the ten digits; digits of each
 BLANK, COPIED = 10, 4  # the symbol between those to copy; how many there are
 NAMES = 26
-ONE, SAME, NEGATED = range(NAMES, NAMES + 3)
 FACTS = 10  # at most
 PEOPLE, VERBS, PLACES, FILLERS = 4, 4, 6, 32  # words of each kind, numbered in this order
 
@@ -177,20 +175,3 @@ def passkey(key: jax.Array, n: Any, size: int) -> Example:
     mark = jax.random.randint(keys[1], (), 0, n - PASSKEY)
     text = text.at[mark].set(MARK)
     return Example(text, n, pick(text, mark + 1 + jnp.arange(PASSKEY)), PASSKEY)
-
-
-def lego(key: jax.Array, n: Any, size: int) -> Example:
-    """`a SAME ONE`, `b NEGATED a`, `c SAME b`, …, then one of the names: is it ONE, or negated?
-
-    Names are drawn without repetition; the name asked for is in the second half. Clauses have three
-    symbols: one or two fewer where n - 1 is not a multiple of three.
-    """
-    keys, count = jax.random.split(key, 3), (n - 1) // 3
-    names = jax.random.permutation(keys[0], NAMES)[: (size - 1) // 3]
-    signs = jax.random.randint(keys[1], names.shape, SAME, NEGATED + 1)
-    before = jnp.concatenate([jnp.array([ONE]), names[:-1]])
-    query = jax.random.randint(keys[2], (), jnp.minimum((count + 1) // 2, count - 1), count)
-    negations = ((signs == NEGATED) & (jnp.arange(len(names)) <= query)).sum()
-    text = jnp.stack([names, signs, before], axis=1).reshape(-1)
-    text = jnp.pad(text, (0, size - len(text))).at[3 * count].set(names[query])
-    return single(text, 3 * count + 1, jnp.where(negations % 2, NEGATED, SAME))

@@ -1,7 +1,7 @@
-"""Arithmetic on numbers written in digits: sums, products and square roots of any length.
+"""Arithmetic on binary numbers: sums, products and square roots of any length.
 
-binary_addition, binary_multiplication and compute_sqrt of arXiv 2207.02098, table 1; decimal
-addition as in arXiv 2305.19466. It works on digits, so that no integer overflows. N longest
+binary_addition, binary_multiplication and compute_sqrt of arXiv 2207.02098, table 1. It works on
+digits, so that no integer overflows; the lowest comes first but in a square root. N longest
 question.
 """
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from pe_jax.training.tasks.base import Example, pick
 
 
-def carry(columns: jax.Array, base: int) -> tuple[jax.Array, jax.Array]:
+def carry(columns: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Digits of a sum given by columns, lowest first, and the final carry: [K], [].
 
     Columns may be negative: the final carry of a negative sum is -1.
@@ -21,58 +21,47 @@ def carry(columns: jax.Array, base: int) -> tuple[jax.Array, jax.Array]:
 
     def step(over, column):
         total = column + over
-        return total // base, total % base
+        return total // 2, total % 2
 
     over, digits = jax.lax.scan(step, jnp.int32(0), columns)
     return digits, over
 
 
-def _operands(key: jax.Array, n: Any, size: int, base: int, lowest_first: bool):
-    """`a SIGN b` of n symbols, and the digits of a and b, lowest first, padded with zeros: [N].
+def _operands(key: jax.Array, n: Any, size: int) -> tuple[jax.Array, jax.Array]:
+    """`a SIGN b` of n symbols, and the digits of a and b, padded with zeros: [2, N].
 
-    The position of SIGN, whose symbol is `base`, is uniform. If the lowest digit comes first, all
-    digits are uniform, except that an operand of only zeros becomes 1, or its product would be
-    trivial; if the highest comes first, it is not 0.
+    The position of SIGN, whose symbol is 2, and all digits are uniform, except that an operand of
+    only zeros becomes 1, or its product would be trivial.
     """
-    keys, index = jax.random.split(key, 3), jnp.arange(size)
+    keys, index = jax.random.split(key), jnp.arange(size)
     sign = jax.random.randint(keys[0], (), 1, n - 1)
-    text = jax.random.randint(keys[1], (size,), 0, base)
-    first = (index == 0) | (index == sign + 1)
-    if lowest_first:
-        left = index < sign
-        whole = (index < n) & (index != sign) & (text > 0)
-        zero = ~jnp.where(left, (whole & left).any(), (whole & ~left).any())
-        text = jnp.where(first & zero, 1, text)
-    else:
-        text = jnp.where(first, jax.random.randint(keys[2], (size,), 1, base), text)
-    text = text.at[sign].set(base)
+    text = jax.random.randint(keys[1], (size,), 0, 2)
+    left = index < sign
+    whole = (index < n) & (index != sign) & (text > 0)
+    zero = ~jnp.where(left, (whole & left).any(), (whole & ~left).any())
+    text = jnp.where(((index == 0) | (index == sign + 1)) & zero, 1, text).at[sign].set(2)
     starts, counts = jnp.stack([0 * sign, sign + 1]), jnp.stack([sign, n - 1 - sign])
-    offsets = index if lowest_first else counts[:, None] - 1 - index
-    digits = jnp.where(index < counts[:, None], pick(text, starts[:, None] + offsets), 0)
+    digits = jnp.where(index < counts[:, None], pick(text, starts[:, None] + index), 0)
     return text, digits
 
 
-def _answer(text: jax.Array, n: Any, digits: jax.Array, lowest_first: bool) -> Example:
-    """The example whose answer is a number, without leading zeros."""
-    index = jnp.arange(len(digits))
-    count = 1 + jnp.max(jnp.where(digits > 0, index, 0))
-    answer = digits if lowest_first else pick(digits, count - 1 - index)
-    return Example(text, n, answer, count)
+def _answer(text: jax.Array, n: Any, columns: jax.Array) -> Example:
+    """The example whose answer is a number given by columns, without zeros at its end."""
+    digits, _ = carry(columns)
+    return Example(text, n, digits, 1 + jnp.max(jnp.where(digits > 0, jnp.arange(len(digits)), 0)))
 
 
-def addition(key: jax.Array, n: Any, size: int, *, base: int, lowest_first: bool) -> Example:
+def addition(key: jax.Array, n: Any, size: int) -> Example:
     """`a + b` of n symbols, and its sum."""
-    text, (a, b) = _operands(key, n, size, base, lowest_first)
-    return _answer(text, n, carry(a + b, base)[0], lowest_first)
+    text, (a, b) = _operands(key, n, size)
+    return _answer(text, n, a + b)
 
 
-def multiplication(key: jax.Array, n: Any, size: int, *, base: int, lowest_first: bool) -> Example:
+def multiplication(key: jax.Array, n: Any, size: int) -> Example:
     """`a * b` of n symbols, and its product."""
-    text, (a, b) = _operands(key, n, size, base, lowest_first)
-    index = jnp.arange(size)
-    shift = index[:, None] - index
-    columns = (a * jnp.where(shift >= 0, b[shift], 0)).sum(1)
-    return _answer(text, n, carry(columns, base)[0], lowest_first)
+    text, (a, b) = _operands(key, n, size)
+    shift = jnp.arange(size)[:, None] - jnp.arange(size)
+    return _answer(text, n, (a * jnp.where(shift >= 0, b[shift], 0)).sum(1))
 
 
 def square_root(key: jax.Array, n: Any, size: int) -> Example:
@@ -89,7 +78,7 @@ def square_root(key: jax.Array, n: Any, size: int) -> Example:
         remainder, root = state
         remainder = jnp.concatenate([pair, remainder[:-2]])
         trial = jnp.concatenate([jnp.array([1, 0]), root])
-        difference, borrow = carry(remainder - trial, 2)
+        difference, borrow = carry(remainder - trial)
         fits = borrow == 0
         root = jnp.concatenate([fits.astype(jnp.int32)[None], root[:-1]])
         return (jnp.where(fits, difference, remainder), root), None

@@ -1,8 +1,7 @@
 """Strings to copy: unchanged, reversed, twice, sorted, every other symbol first.
 
-duplicate_string, reverse_string, odds_first and bucket_sort of arXiv 2207.02098, table 1; the
-copies, reversals and sorting of arXiv 2305.19466. s is a string int32 [N]; its first n symbols are
-not padding.
+duplicate_string, reverse_string, odds_first and bucket_sort of arXiv 2207.02098, table 1; copy and
+reverse of arXiv 2305.19466. s is a string int32 [N]; its first n symbols are not padding.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,9 +42,7 @@ def write(
     size: int,
     *,
     symbols: int,
-    parts: Sequence[Part] = (forward,),
-    between: bool = False,
-    alike: bool = False,
+    parts: Sequence[Part],
 ) -> Example:
     """A string of n symbols; the answer is each of `parts` of it, one after the other.
 
@@ -55,18 +52,9 @@ def write(
       size: N.
       symbols: size of the alphabet.
       parts: functions of the string.
-      between: whether an extra symbol separates the parts.
-      alike: whether all symbols of a string are the same.
     """
-    shape = () if alike else (size,)
-    s = jnp.broadcast_to(jax.random.randint(key, shape, 0, symbols), (size,))
-    index, step = jnp.arange(written(size, len(parts), between)), n + between
-    part, offset = jnp.minimum(index // step, len(parts) - 1), index % step
+    s = jax.random.randint(key, (size,), 0, symbols)
+    index = jnp.arange(len(parts) * size)
     table = jnp.stack([f(s, n) for f in parts])
-    answer = jnp.where(offset < n, table[part, jnp.minimum(offset, size - 1)], symbols)
-    return Example(s, n, answer, written(n, len(parts), between))
-
-
-def written(n: Any, parts: int, between: bool) -> Any:
-    """Symbols in the answer to n symbols."""
-    return parts * n + (parts - 1) * between
+    answer = table[jnp.minimum(index // n, len(parts) - 1), index % n]
+    return Example(s, n, answer, len(parts) * n)
