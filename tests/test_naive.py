@@ -24,6 +24,14 @@ def shuffled(case: util.Case) -> np.ndarray:
     return rng.permuted(util.contiguous(B, T), axis=1)
 
 
+def in_numpy(case: util.Case, params, q, k, v, places) -> np.ndarray:
+    """The naive form of one row, after what it adds to the input: float64 [T, H, E]."""
+    name, *form = util.naive_form(case.encoding, params)
+    x = q.reshape(T, H * E) + naive.inputs(name, places, H * E, *form)
+    options = {"positions": places, "x": x, "causal": case.causal}
+    return naive.attention(name, x.reshape(T, H, E), k, v, *form, **options)
+
+
 @each(CASES)
 @pytest.mark.parametrize("order", ["shuffled", "contiguous"])
 def test_the_dense_engine_equals_the_naive_form(case, order):
@@ -34,12 +42,71 @@ def test_the_dense_engine_equals_the_naive_form(case, order):
     if order == "contiguous" and case.encoding.claims.axes == 1 and case in KINDS:
         run = util.jit(functools.partial(util.layer, case, implementation="dense"))
         util.assert_close(run(params, q, k, v, None, np.zeros((B, T), np.int32)), ours)
-    name, *form = util.naive_form(case.encoding, params)
     for row in range(B):
-        x = q[row].reshape(T, H * E) + naive.inputs(name, places[row], H * E, *form)
-        options = {"positions": places[row], "x": x, "causal": case.causal}
-        want = naive.attention(name, x.reshape(T, H, E), k[row], v[row], *form, **options)
+        want = in_numpy(case, params, q[row], k[row], v[row], places[row])
         util.assert_close(ours[row], want)
+
+
+YARN = "scaling=yarn(factor=4.0,original_length=8,attention_factor=1.5)"
+SETTINGS = [  # besides those of the laws; "both": keys of later tokens are seen
+    ("alibi(bias_max=16.0)", ""),
+    ("alibi(scaled=True)", "both"),
+    ("bipe(relative='alibi',length=40)", "both"),
+    ("cayley_string(axes=3)", "both"),
+    ("cayley_string(layout='half')", ""),
+    ("clipped(clip=3)", "both"),
+    ("cpb(height=3,width=4,hidden=5)", "both"),
+    ("deberta(buckets=4,max_distance=6,pos_att_type=('c2p',))", "both"),
+    ("deberta(buckets=4,max_distance=6,pos_att_type=('p2c',))", "both"),
+    ("dpb(hidden=5,depth=4)", "both"),
+    ("dual_chunk(chunk_size=5,local_size=2,fraction=0.5,layout='interleaved')", ""),
+    ("fire(width=7,length=4.0,shared=True)", "both"),
+    ("fope(length=7)", "both"),
+    ("fope(length=1000000)", ""),
+    ("grape_ap(width=4,bias_max=2.0)", ""),
+    ("inkling(extent=5,width=3,floor=3,attn_scale=0.7,clip_states=0.9,clip_qk=1.5)", ""),
+    ("kerple(kind='log')", "both"),
+    (f"lerope({YARN})", "both"),
+    ("lerope(base=100.0)", "both"),
+    ("liere(block=2,axes=3)", "both"),
+    ("liere(block=4,axes=3,commuting=True)", "both"),
+    ("mrope(sections=(2,1,1),base=1e4)", "both"),
+    ("mrope(sections=(2,1,1),scaling=ntk(factor=4.0))", ""),
+    ("pope(base=20.0)", "both"),
+    ("rerope(window=4)", "both"),
+    ("rope_2d(normalized=True,base=100.0)", "both"),
+    ("rope_2d(spectrum='alternating')", "both"),
+    ("rope_mixed(layout='half')", "both"),
+    ("rope_nd(channels=(2,2,2),spectrum='alternating')", "both"),
+    ("rotated_values(layout='interleaved',base=5.0)", "both"),
+    ("rotated_values(fraction=0.5)", ""),
+    (f"rotated_values({YARN})", ""),
+    ("selective_rope(rank=3,base=10.0)", ""),
+    ("self_extend(group=3,window=1)", ""),
+    ("shaw(clip=13)", "both"),
+    ("sinusoidal(layout='tensor2tensor',amplitude=0.25)", "both"),
+    ("swin(height=14,width=15,class_token=True)", "both"),
+    ("t5(num_buckets=8,max_distance=9,shared=False)", ""),
+    ("temperature(attn_scale=0.5,floor_scale=3,offset=0)", ""),
+    ("tupe(length=40,reset=False)", "both"),
+    ("wavlm(num_buckets=8,max_distance=6)", "both"),
+    ("xpos(scale_base=4,layout='half')", ""),
+]
+IN_TILES = ("alibi(scaled", "deberta(", "wavlm(")  # terms with another factor, or both ways
+
+
+@pytest.mark.parametrize("spec, sees", SETTINGS, ids=[spec for spec, _ in SETTINGS])
+def test_other_settings_equal_the_naive_form(spec, sees):
+    """At positions in any order, real numbers where a scheme takes these."""
+    (encoding,) = pe_jax.parse(spec)
+    case = util.Case(spec, encoding, causal=not sees)
+    params, (q, k, v) = util.random_params(encoding), util.inputs()
+    places = util.spread(case, shuffled(case))
+    places = places * np.float32(0.7) if encoding.claims.real_positions else places
+    for engine in ("dense", *["tiled"] * spec.startswith(IN_TILES)):
+        run = util.jit(functools.partial(util.layer, case, implementation=engine))
+        ours = run(params, q, k, v, places, None)
+        util.assert_close(ours[0], in_numpy(case, params, q[0], k[0], v[0], places[0]))
 
 
 def test_every_scheme_has_a_naive_form():

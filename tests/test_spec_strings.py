@@ -10,18 +10,11 @@ from pe_jax import position_schemes, validation
 from pe_jax import spec_strings as spec
 from pe_jax.encodings.registry import format_encoding
 from tests import util
-from tests.encodings.test_rope_scaling import SPECS
 
 
 @pytest.mark.parametrize("case", util.CASES, ids=str)
 def test_an_encoding_is_read_as_it_was_written(case):
     assert pe_jax.parse(format_encoding(case.encoding)) == (case.encoding,)
-
-
-@pytest.mark.parametrize("scaling", SPECS.values(), ids=SPECS)
-def test_a_scaling_is_read_as_it_was_written(scaling):
-    encoding = pe_jax.Sum((pe_jax.make("t5"), pe_jax.make("rope", scaling=scaling)))
-    assert pe_jax.parse(format_encoding(encoding)) == (encoding,)
 
 
 def test_fields_at_their_defaults_are_left_out():

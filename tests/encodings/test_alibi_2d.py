@@ -4,17 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import pe_jax
-from pe_jax import positions as pos
 from pe_jax.encodings import alibi, alibi_2d
-from tests.encodings.common import LENGTH, NONE, check_attention
 from tests.util import assert_close
-
-PLACES = np.asarray(pos.grid(3, 4))[:LENGTH]
-
-
-def test_scores_lose_the_slope_times_the_distance():
-    check_attention(pe_jax.make("alibi_2d"), NONE, q_positions=PLACES)
 
 
 def test_the_distance_is_that_of_a_straight_line_and_the_same_in_all_directions():

@@ -12,7 +12,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import adds_to_input
 from pe_jax.encodings.terms import DistanceBias, Rotation
 from tests import util
-from tests.encodings.common import LENGTH, WIDTH, attend, check_attention, qkv, random_params
+from tests.encodings.common import WIDTH, attend, qkv, random_params
 
 END, DOT = 10, 46
 
@@ -54,15 +54,6 @@ def test_a_separator_ends_its_piece_and_longest_holds_the_place():
     assert places[:, 1].tolist() == [0, 1, 2, 0, 0, 1, 2]
     assert pos.bilevel(tokens, (DOT,), longest=2)[:, 1].tolist() == [0, 1, 1, 0, 0, 1, 1]
     assert pos.bilevel(tokens[:0], (DOT,)).shape == (0, 2)
-
-
-@pytest.mark.parametrize("relative", ["rope", "alibi"])
-def test_scores_look_at_the_pieces_alone(relative):
-    encoding = pe_jax.make("bipe", relative=relative, length=8)
-    params = random_params(encoding)
-    tokens = [1, DOT, 2, 3, DOT, DOT, 4, 5, 6, DOT, 7]
-    places = np.array(paper_positions(tokens, [0] * LENGTH), np.int32)
-    check_attention(encoding, params, q_positions=places, embedded=True)
 
 
 @pytest.mark.parametrize("absolute", ["learned", "sinusoidal"])

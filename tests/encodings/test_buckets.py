@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import pe_jax
 from pe_jax.encodings import buckets
 from tests import util
-from tests.encodings.common import check_attention, random_params
+from tests.encodings.common import random_params
 
 distances = hnp.arrays(np.int32, 24, elements=st.integers(-40, 40) | st.integers(-(2**30), 2**30))
 edges = st.lists(st.integers(0, 40), min_size=3, max_size=3, unique=True).map(sorted)
@@ -57,11 +57,3 @@ def test_the_horizon_is_where_the_bias_stops_changing_on_both_sides(encoding):
     lo, hi = util.horizon(encoding)
     assert len({at[d] for d in span if d <= lo}) == len({at[d] for d in span if d >= hi}) == 1
     assert at[lo + 1] != at[lo] and at[hi - 1] != at[hi]
-
-
-@pytest.mark.parametrize(
-    "encoding",
-    [pe_jax.make("buckets", edges=(0, 2, 5), directional=True), pe_jax.make("clipped", clip=3)],
-)
-def test_the_bias_is_added_after_the_scaling(encoding):
-    check_attention(encoding, random_params(encoding))

@@ -9,17 +9,12 @@ from tests.encodings.common import (
     NONE,
     WIDTH,
     attend,
-    check_attention,
     qkv,
     random_params,
 )
 
 CABLE, ALIBI, FOX = (pe_jax.make(name) for name in ("cable", "alibi", "fox"))
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
-
-
-def test_slopes_of_the_tokens_between_are_subtracted():
-    check_attention(CABLE, random_params(CABLE), x=X)
 
 
 def test_slopes_that_do_not_listen_are_alibi():

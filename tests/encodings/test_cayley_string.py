@@ -8,28 +8,10 @@ import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings import cayley_string, rope_mixed
 from tests import util
-from tests.encodings.common import NONE, attend, gradients_of_layer
+from tests.encodings.common import NONE, gradients_of_layer
 from tests.util import H, T, assert_close
 
 PLACES = np.asarray(pos.grid(3, 5))[:T]
-CUBE = np.stack([np.arange(T) % 3, np.arange(T) // 3, np.arange(T) % 2], axis=-1)
-
-
-@pytest.mark.parametrize(
-    ("fields", "places"),
-    [
-        ({}, PLACES),
-        ({"layout": "half"}, PLACES * np.float32(0.7)),
-        ({"axes": 3}, CUBE),
-        ({"axes": 1}, np.arange(T) - 4),
-    ],
-)
-def test_pairs_turn_in_a_learned_basis(fields, places):
-    encoding = pe_jax.make("cayley_string", **fields)
-    params, (q, k, v) = util.random_params(encoding), (x[0] for x in util.inputs())
-    ours = attend(q, k, v, encoding, params, False, q_positions=places)
-    want = util.naive_attention(encoding, params, q, k, v, positions=places, causal=False)
-    assert_close(ours, want)
 
 
 @pytest.mark.parametrize("size", [2, 8, 64])

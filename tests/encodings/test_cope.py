@@ -3,30 +3,19 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import pe_jax
 from pe_jax.encodings import cope
-from pe_jax.naive.contextual import cope_counts
 from tests.encodings.common import (
     DIMS,
     HEAD_DIM,
     LENGTH,
     attend,
-    check_attention,
     qkv,
     random_params,
-    row,
 )
 
 COPE = pe_jax.make("cope", positions=4)
-
-
-def test_positions_are_counted_by_gates_from_the_key_to_the_query():
-    """Equations 3 to 8, one pair at a time; positions beyond the last vector stay there."""
-    check_attention(COPE, random_params(COPE), causal=True)
-    counts = cope_counts(row())[:, np.tri(LENGTH, dtype=bool)]
-    assert counts.min() < 1 < 3 < counts.max()
 
 
 def test_hidden_keys_are_not_counted():
@@ -69,9 +58,3 @@ def test_the_gates_learn():
         return (bias * jnp.cos(jnp.arange(LENGTH))).sum()
 
     assert np.abs(jax.grad(loss)(k)).max() > 1e-3
-
-
-@pytest.mark.parametrize("count", [0, 1.0, True])
-def test_a_count_that_cannot_be_is_refused(count):
-    with pytest.raises(ValueError, match="positions"):
-        pe_jax.make("cope", positions=count)

@@ -78,9 +78,3 @@ def test_none_takes_the_dense_engine_and_says_what_it_costs(caplog):
     small, large = caplog.records
     assert small.levelname == "INFO" and large.levelname == "WARNING"
     assert "DAPE: dense, O(L²) memory: it needs whole rows of scores" in large.getMessage()
-
-
-@pytest.mark.parametrize("hidden", [0, 2.5, True])
-def test_a_width_that_cannot_be_is_refused(hidden):
-    with pytest.raises(ValueError, match="hidden"):
-        pe_jax.make("dape", hidden=hidden)

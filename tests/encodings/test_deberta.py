@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 import pe_jax
 from pe_jax.encodings import deberta
 from pe_jax.naive import distances as naive
-from tests import util
-from tests.encodings.common import check_attention, random_params
+from tests.encodings.common import random_params
 
 SETTINGS = [(None, 4), (4, 6), (4, 9), (128, 512), (256, 512)]
 
@@ -39,39 +38,7 @@ def test_511_is_bucket_127_eager_and_jitted():
         np.testing.assert_array_equal(ours, [127 + 128, -127 + 128, 0, 128])
 
 
-@pytest.mark.parametrize("buckets, max_distance", SETTINGS)
-def test_the_horizon_is_where_the_row_stops_changing_on_both_sides(buckets, max_distance):
-    lo, hi = util.horizon(pe_jax.make("deberta", buckets=buckets, max_distance=max_distance))
-    distance = np.arange(-3000, 3001)
-    rows = np.asarray(deberta.bucket(distance, buckets, max_distance))
-    assert (rows[distance <= lo] == 0).all() and rows[distance == lo + 1] == 1
-    top = rows.max()
-    assert (rows[distance >= hi] == top).all() and rows[distance == hi - 1] == top - 1
-
-
-@pytest.mark.parametrize("buckets, max_distance", [(None, 4), (4, 6)])
-def test_it_is_equation_4_with_the_released_codes_delta(buckets, max_distance):
-    """The third term takes δ(i, j), as the code does, where the paper writes δ(j, i)."""
-    encoding = pe_jax.make("deberta", buckets=buckets, max_distance=max_distance)
-    check_attention(encoding, random_params(encoding))
-
-
 @pytest.mark.parametrize("kind, weight", [("c2p", "w_k"), ("p2c", "w_q")])
-def test_one_of_the_terms_alone_shares_the_variance_with_the_content(kind, weight):
+def test_one_of_the_terms_alone_has_one_weight(kind, weight):
     encoding = pe_jax.make("deberta", buckets=4, max_distance=6, pos_att_type=[kind])
-    params = random_params(encoding)
-    assert set(params.layer) == {weight}
-    check_attention(encoding, params)
-
-
-@pytest.mark.parametrize("given", ["c2p", (), ("p2c", "c2p"), ("p2p",), None])
-def test_other_terms_are_an_error(given):
-    with pytest.raises(ValueError, match="pos_att_type=.*choose"):
-        pe_jax.make("deberta", pos_att_type=given)
-
-
-@pytest.mark.parametrize("kind", ["c2p", "p2c"])
-def test_tiles_of_one_term_equal_the_dense_matrix(kind):
-    encoding = pe_jax.make("deberta", buckets=4, max_distance=6, pos_att_type=(kind,))
-    case = util.Case(kind, encoding)
-    util.assert_close(util.run(case, "tiled"), util.run(case, "dense"))
+    assert set(random_params(encoding).layer) == {weight}

@@ -5,50 +5,11 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings import dpb
-from pe_jax.naive import bias
 from tests import util
 from tests.encodings.common import (
     DIMS,
-    HEAD_DIM,
-    HEADS,
-    check_attention,
-    float64,
     random_params,
 )
-
-
-@pytest.mark.parametrize("log_distance", [True, False])
-@pytest.mark.parametrize("depth", [1, 2, 4])
-def test_scores_get_the_networks_answer_at_the_distance(depth, log_distance):
-    encoding = pe_jax.make("dpb", hidden=5, depth=depth, log_distance=log_distance)
-    check_attention(encoding, random_params(encoding))
-
-
-@pytest.mark.parametrize("log_distance", [True, False])
-def test_gradients_are_the_slopes_of_the_naive_form(log_distance):
-    """Of each parameter, by central differences in float64."""
-    encoding = pe_jax.make("dpb", hidden=3, log_distance=log_distance)
-    params, places = random_params(encoding).shared, np.array([0, 7, 8, 38])
-    cotangent = np.random.default_rng(0).standard_normal((HEADS, 4, 4))
-    zeros = np.zeros((4, HEADS, HEAD_DIM))
-
-    def naive_total(named):
-        row = pe_jax.naive.make_row(zeros, zeros, places)
-        return (cotangent * bias.dpb(row, **named, log_distance=log_distance)).sum()
-
-    def total(named):
-        distance = places[:, None] - places
-        return (cotangent * dpb.bias(distance, **named, log_distance=log_distance)).sum()
-
-    slopes, exact = jax.grad(total)(params), float64(params)
-    for name, x in exact.items():
-        for at in np.ndindex(x.shape):
-            step = np.zeros(x.shape)
-            step[at] = 1e-5
-            above, below = (naive_total(exact | {name: x + s}) for s in (step, -step))
-            want = (above - below) / 2e-5
-            np.testing.assert_allclose(slopes[name][at], want, rtol=1e-4, atol=1e-4)
 
 
 def test_real_positions_lie_between_whole_ones_and_both_sides_differ():
@@ -73,15 +34,6 @@ def test_far_out_it_is_linear_in_what_the_network_is_given(log_distance):
         first, second = np.diff(np.asarray(at, np.float64), axis=1).T
         np.testing.assert_allclose(first, second, rtol=1e-2)
         assert (np.abs(first) > 1e-3).all()
-
-
-def test_gradients_are_finite_at_distance_0_and_far_out():
-    distance = np.array([0, 2**24 - 1, 1 - 2**24])
-    for log_distance in (False, True):
-        encoding = pe_jax.make("dpb", hidden=5, log_distance=log_distance)
-        total = lambda p, e=encoding: util.distance_bias(e, p, distance, DIMS).sum()  # noqa: E731
-        found = jax.grad(total)(random_params(encoding))
-        assert all(np.isfinite(x).all() and x.any() for x in jax.tree.leaves(found))
 
 
 def test_engines_agree_where_it_is_of_the_distance_itself():

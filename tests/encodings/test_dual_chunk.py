@@ -10,7 +10,7 @@ from pe_jax.encodings.terms import views
 from pe_jax.engines.decoding import cache
 from pe_jax.naive import rotary
 from tests import util
-from tests.encodings.common import DIMS, HEAD_DIM, LENGTH, NONE, attend, check_attention, qkv
+from tests.encodings.common import DIMS, HEAD_DIM, LENGTH, NONE, attend, qkv
 
 CHUNK_SIZE, LOCAL = 5, 2
 SMALL = pe_jax.make("dual_chunk", chunk_size=CHUNK_SIZE, local_size=LOCAL)
@@ -27,12 +27,6 @@ def distances(length: int) -> np.ndarray:
     k = k[:, 0, 0] + 1j * k[:, 0, 1]
     apart = np.clip(places[:, None] // CHUNK - places // CHUNK, 0, 2)
     return np.angle(np.take_along_axis(q, apart, axis=1) / k)
-
-
-@pytest.mark.parametrize("fields", [{}, {"fraction": 1 / 3, "layout": "interleaved"}])
-def test_keys_of_the_chunk_the_one_before_and_all_others(fields):
-    fields |= {"chunk_size": CHUNK_SIZE, "local_size": LOCAL}
-    check_attention(pe_jax.make("dual_chunk", **fields), NONE, causal=True)
 
 
 def test_the_nearest_keep_their_distance_and_none_exceeds_that_of_training():
@@ -119,14 +113,6 @@ def test_a_cache_serves_a_window_with_sinks():
         out, past = extend(past, *(x[:, t : t + 1] for x in (q, k, v)))
         outs.append(out)
     util.assert_close(np.concatenate(outs, axis=1), want)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"chunk_size": 1}, {"chunk_size": 8, "local_size": 8}, {"local_size": -1}]
-)
-def test_sizes_that_cannot_be_are_refused(fields):
-    with pytest.raises(ValueError, match="chunk_size|local_size"):
-        pe_jax.make("dual_chunk", **fields)
 
 
 def test_later_keys_are_refused():

@@ -22,15 +22,6 @@ def products(params, encoding, shift=0):
     return np.einsum("the,she->hts", q, k)
 
 
-@pytest.mark.parametrize("length", [7, LENGTH, 10**6])
-def test_pairs_are_multiplied_by_series_of_the_frequencies_above_the_floor(length):
-    encoding = pe_jax.make("fope", length=length)
-    params, (q, k, v) = util.random_params(encoding), (x[0] for x in util.inputs())
-    places = np.array([5, 0, 3, 90, -4, 6, 7, 8, 9, 10, 11, 12, 1])
-    want = util.naive_attention(encoding, params, q, k, v, positions=places, causal=False)
-    assert_close(attend(q, k, v, encoding, params, False, q_positions=places), want)
-
-
 def test_the_floor_is_one_period_in_the_length_of_training():
     for length, count in ((7, 1), (62, 1), (63, 2), (628, 2), (629, 3), (10**6, 4)):
         theta = fope.frequencies(8, length)

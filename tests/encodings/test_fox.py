@@ -8,47 +8,19 @@ from jax import export
 
 import pe_jax
 from pe_jax.encodings import fox
-from pe_jax.naive.contextual import between, forget_gates
 from pe_jax.numerics import running_sums
 from tests.encodings.common import (
     DIMS,
-    HEAD_DIM,
     HEADS,
     LENGTH,
     WIDTH,
     attend,
-    check_attention,
-    float64,
     qkv,
     random_params,
 )
 
 FOX = pe_jax.make("fox")
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
-
-
-def gates(params):
-    """f_t of each head: float64 [T, H]."""
-    return forget_gates(**float64({"x": X} | params.layer))
-
-
-def test_each_weight_fades_by_the_product_of_the_gates_between():
-    """Unnormalised weights exp(q·k)·Π f, never a logarithm."""
-    params = random_params(FOX)
-    f, weights = gates(params), np.zeros((HEADS, LENGTH, LENGTH))
-    q, k, v = float64(qkv())
-    for h, i, j in np.ndindex(weights.shape):
-        if j <= i:
-            product = np.exp(q[i, h] @ k[j, h] / np.sqrt(HEAD_DIM))
-            weights[h, i, j] = product * np.prod(f[j + 1 : i + 1, h])
-    want = np.einsum("hts,she->the", weights / weights.sum(-1, keepdims=True), v)
-    check_attention(FOX, params, True, want, x=X)
-
-
-def test_the_bias_alone_is_the_sum_of_logarithms_between():
-    params = random_params(FOX)
-    found = fox.forgetting(fox.log_forget(X, **params.layer))
-    np.testing.assert_allclose(found, between(np.log(gates(params))), atol=1e-5)
 
 
 def test_a_token_forgets_what_came_before_it_and_not_itself():
@@ -157,9 +129,3 @@ def test_queries_that_are_not_the_keys_have_no_states():
     here = {"q_positions": np.arange(3), "k_positions": np.arange(LENGTH), "q_index": np.arange(3)}
     with pytest.raises(ValueError, match="q has 3 tokens and k has .*: FoX reads x, from which"):
         attend(q[:3], k, v, FOX, random_params(FOX), x=X[:3], **here)
-
-
-@pytest.mark.parametrize("stddev", [-1, float("nan"), "0.1"])
-def test_a_spread_that_cannot_be_is_refused(stddev):
-    with pytest.raises(ValueError, match="stddev"):
-        pe_jax.make("fox", stddev=stddev)

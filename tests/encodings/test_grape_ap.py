@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import pe_jax
 from pe_jax.encodings import alibi, grape_ap
@@ -11,19 +10,12 @@ from tests.encodings.common import (
     LENGTH,
     WIDTH,
     attend,
-    check_attention,
     qkv,
     random_params,
 )
 
 GRAPE = pe_jax.make("grape_ap", width=4)
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
-
-
-@pytest.mark.parametrize("bias_max", [8.0, 2.0])
-def test_what_the_tokens_between_cost_is_subtracted(bias_max):
-    encoding = pe_jax.make("grape_ap", width=4, bias_max=bias_max)
-    check_attention(encoding, random_params(encoding), x=X)
 
 
 def test_without_projections_it_is_alibi():

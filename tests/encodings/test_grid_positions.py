@@ -73,22 +73,3 @@ def test_frames_stand_where_their_seconds_are():
     image, slow = [[5, 5, 5], [5, 5, 6]], [[7, 7, 7], [7, 7, 7], [8, 7, 7]]
     np.testing.assert_array_equal(ours, [*video, *image, *slow, [9] * 3])
     assert ours.dtype == np.int32
-
-
-@pytest.mark.parametrize(
-    "call, words",
-    [
-        (lambda: pos.grid(0, 3), r"height, width=\(0, 3\)"),
-        (lambda: pos.grid(2, 2.5), "at least 1"),
-        (lambda: pos.grid(2, 2, prefix=-1), "prefix=-1"),
-        (lambda: pos.resized(2, 2, (2, 0)), r"to=\(2, 0\)"),
-        (lambda: pos.multimodal([3, (2, 1, 1)], 0), r"interval=0: pass a number above 0"),
-        (lambda: pos.multimodal([3], "2"), r"interval='2'"),
-        (lambda: pos.multimodal([3, (2, 1, 1)], [1, 2]), r"one for each of 1 videos"),
-        (lambda: pos.multimodal([3, (0, 2)]), r"spans=\(0, 2\)"),
-        (lambda: pos.multimodal([(1, 2, 3, 4)]), r"pass n, \(height, width\)"),
-    ],
-)
-def test_sizes_that_cannot_be_are_named(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

@@ -4,20 +4,7 @@ import numpy as np
 
 import pe_jax
 from tests import util
-from tests.encodings.common import LENGTH, check_attention, random_params
-
-PAGE = np.stack([np.arange(LENGTH), *np.random.default_rng(0).integers(0, 1000, (2, LENGTH))], -1)
-
-
-def test_scores_get_three_biases_divided_by_the_root_of_the_head_width():
-    encoding = pe_jax.make(
-        "layoutlmv3", num_buckets=8, max_distance=9, spatial_buckets=12, spatial_distance=300
-    )
-    params = random_params(encoding)
-    index, x, y = (params.shared[name] for name in ("index", "x", "y"))
-    assert index.shape[1] == 8 and x.shape == y.shape == (2, 12)
-
-    check_attention(encoding, params, q_positions=PAGE)
+from tests.encodings.common import random_params
 
 
 def test_what_lies_to_the_right_takes_the_upper_half():

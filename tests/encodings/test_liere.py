@@ -12,29 +12,9 @@ from tests.encodings.common import attend, gradients_of_layer
 from tests.util import H, K, T, assert_close
 
 PLACES = np.asarray(pos.grid(3, 5))[:T]
-CUBE = np.stack([np.arange(T) % 3, np.arange(T) // 3, np.arange(T) % 2], axis=-1)
 
 
 exponential = util.jit(liere.exponential)
-
-
-@pytest.mark.parametrize(
-    ("fields", "places"),
-    [
-        ({}, PLACES),
-        ({"block": 4}, PLACES / np.float32(5)),
-        ({"block": 4, "axes": 3}, CUBE),
-        ({"axes": 1}, np.arange(T) - 4),
-        ({"block": 4, "commuting": True}, PLACES),
-        ({"axes": 3, "commuting": True}, CUBE),
-    ],
-)
-def test_blocks_turn_by_the_exponential_of_the_sum_over_axes(fields, places):
-    encoding = pe_jax.make("liere", **fields)
-    params, (q, k, v) = util.random_params(encoding), (x[0] for x in util.inputs())
-    ours = attend(q, k, v, encoding, params, False, q_positions=places)
-    want = util.naive_attention(encoding, params, q, k, v, positions=places, causal=False)
-    assert_close(ours, want)
 
 
 def test_blocks_of_two_channels_are_rope_mixed():

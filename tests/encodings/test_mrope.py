@@ -9,15 +9,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings import mrope, rope, rope_scaling
 from pe_jax.engines.decoding import cache
 from tests import util
-from tests.encodings.common import NONE, check_attention
-
-MIXED = np.asarray(pos.multimodal([2, (2, 2), 1, (2, 1, 2)]))  # 11 tokens
-
-
-def test_scores_turn_by_the_distance_on_the_axis_of_each_frequency():
-    encoding = pe_jax.make("mrope", base=1e4, sections=(1, 1, 1))
-
-    check_attention(encoding, NONE, q_positions=MIXED)
+from tests.encodings.common import NONE
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -29,12 +21,6 @@ def test_a_scaling_acts_on_the_frequencies_of_the_part_that_is_rotated(interleav
     theta = rope.frequencies(12, 1e6, scaling)
     plain = rope.rotate(x, np.arange(9), theta, attention_factor=scaling.attention_factor)
     np.testing.assert_array_equal(ours, plain)
-
-
-def test_a_scaled_head_is_the_naive_form():
-    scaling = rope_scaling.NTK(4.0)
-    encoding = pe_jax.make("mrope", sections=(1, 1, 1), scaling=scaling)
-    check_attention(encoding, NONE, True, q_positions=MIXED)
 
 
 def test_a_scaling_waits_for_the_length():

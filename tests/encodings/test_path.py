@@ -19,7 +19,6 @@ from tests.encodings.common import (
     WIDTH,
     attend,
     average,
-    check_attention,
     float64,
     qkv,
     random_params,
@@ -28,22 +27,6 @@ from tests.encodings.common import (
 
 PATH = pe_jax.make("path")
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
-
-
-def test_a_key_is_met_through_the_product_of_all_maps_between():
-    """The matrices themselves, one product after the other."""
-    params = random_params(PATH)
-    state = float64(path.maps(params.layer, jnp.asarray(X), None))
-    u, w = np.split(state, 2, axis=-1)
-    q, k, _ = float64(qkv())
-    scores = np.zeros((HEADS, LENGTH, LENGTH))
-    for h, i in np.ndindex(HEADS, LENGTH):
-        product = np.eye(HEAD_DIM)
-        for j in range(i, -1, -1):
-            scores[h, i, j] = q[i, h] @ product @ k[j, h] / np.sqrt(HEAD_DIM)
-            product = product @ (np.eye(HEAD_DIM) - np.outer(u[j, h], w[j, h]))
-    check_attention(PATH, params, True, average(scores, True), x=X)
-    check_attention(PATH, params, True, x=X)
 
 
 def test_maps_are_symmetric_and_no_longer_than_what_they_map():

@@ -8,33 +8,12 @@ import pe_jax
 from pe_jax import cache
 from pe_jax.encodings import pope
 from tests import util
-from tests.encodings.common import DIMS, HEAD_DIM, HEADS, LENGTH, check_attention, qkv
+from tests.encodings.common import DIMS, HEAD_DIM, HEADS, LENGTH, qkv
 from tests.encodings.common import random_params as draw
 
 POPE = pe_jax.make("pope")
 PHASE = np.random.default_rng(3).uniform(-7, 1, (HEADS, HEAD_DIM)).astype(np.float32)
 PARAMS = pe_jax.Params({}, {"phase": jnp.asarray(PHASE)})
-
-
-def test_magnitudes_meet_at_the_angle_of_the_distance_less_the_phase():
-    check_attention(POPE, PARAMS)
-    check_attention(pe_jax.make("pope", base=20.0), PARAMS)
-
-
-def test_a_score_is_that_of_complex_numbers():
-    """Re Σ μ(q) e^{imθ} · conj(μ(k) e^{i(nθ + δ)}): the phase is the key's in the paper."""
-    q, k, _ = (np.asarray(x, np.float64) for x in qkv())
-    place, theta = np.arange(LENGTH) * 7, pope.frequencies(HEAD_DIM)
-    delta = np.clip(PHASE, -2 * np.pi, 0)
-    z_q = np.log1p(np.exp(q)) * np.exp(1j * place[:, None, None] * theta)
-    z_k = np.log1p(np.exp(k)) * np.exp(1j * (place[:, None, None] * theta + delta))
-    want = np.einsum("the,she->hts", z_q, z_k.conj()).real
-    turned = [
-        util.rotate(POPE, side, PARAMS, jnp.asarray(x, jnp.float32), place)
-        for side, x in (("q", q), ("k", k))
-    ]
-    assert [x.shape[-1] for x in turned] == [2 * HEAD_DIM] * 2
-    np.testing.assert_allclose(np.einsum("the,she->hts", *turned), want, atol=1e-4)
 
 
 def test_it_has_as_many_frequencies_as_channels_an_odd_number_too():

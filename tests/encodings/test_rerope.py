@@ -16,20 +16,11 @@ from tests.encodings.common import (
     NONE,
     attend,
     average,
-    check_attention,
     qkv,
     row,
 )
 
 WINDOW = 4
-
-
-def test_distances_stop_at_the_window():
-    check_attention(pe_jax.make("rerope", window=WINDOW), NONE, causal=True)
-
-
-def test_keys_ahead_keep_their_distance():
-    check_attention(pe_jax.make("rerope", window=WINDOW), NONE)
 
 
 def test_a_window_beyond_the_sequence_is_rope():
@@ -70,9 +61,3 @@ def test_what_rotates_one_view_comes_before_it_or_not_at_all():
     assert views(terms) == Views((512,))
     with pytest.raises(ValueError, match="Sum of ReRoPE and RoPE: .* put that one last"):
         pe_jax.parse("rerope+rope")[0].check(util.DIMS)
-
-
-@pytest.mark.parametrize("window", [0, -1, 1.5, True])
-def test_a_window_that_cannot_be_is_refused(window):
-    with pytest.raises(ValueError, match="window"):
-        pe_jax.make("rerope", window=window)

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pe_jax
 from pe_jax.encodings import rope
 from pe_jax.naive import rotary
-from tests import util
-from tests.encodings.common import NONE, check_attention
 
 BASES = [1e4, 5e5, 1e6]
 
@@ -32,11 +29,6 @@ def test_it_is_the_papers_rotation_below_256(layout, base):
     order = to_half(dim) if layout == "half" else np.arange(dim)
     ours = rope.rotate(x[..., order], places, rope.frequencies(dim, base), layout)
     np.testing.assert_allclose(ours[:, 0], want[:, order], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("layout", rope.LAYOUTS)
-def test_scores_are_those_of_equation_16(layout):
-    check_attention(pe_jax.make("rope", layout=layout), NONE)
 
 
 @settings(max_examples=40, deadline=None)
@@ -61,18 +53,6 @@ def test_far_rotations_err_by_at_most_float32_angles(positions):
     want = np.concatenate([np.cos(angle), np.sin(angle)], -1)
     bound = 2.0**-23 * np.abs(positions)[:, None] + 1e-6  # 1e-6: the sine itself
     assert (np.abs(_far(positions) - want) <= bound).all()
-
-
-@pytest.mark.parametrize("layout", rope.LAYOUTS)
-def test_a_fraction_rotates_the_first_channels_as_a_narrower_head(layout):
-    x = np.random.default_rng(0).standard_normal((5, 2, 16), np.float32)
-    partial = pe_jax.make("rope", fraction=0.25, layout=layout)
-    narrow = pe_jax.make("rope", layout=layout)
-    ours = np.asarray(util.rotate(partial, "k", NONE, jnp.asarray(x), np.arange(5)))
-    np.testing.assert_array_equal(ours[..., 4:], x[..., 4:])
-    np.testing.assert_array_equal(
-        ours[..., :4], util.rotate(narrow, "k", NONE, jnp.asarray(x[..., :4]), np.arange(5))
-    )
 
 
 def test_bfloat16_heads_are_rotated_in_float32():

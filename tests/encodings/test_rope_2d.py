@@ -1,32 +1,12 @@
 """Axial RoPE: rows and columns turn channels of their own, in float64."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax import positions as pos
 from pe_jax.encodings import rope, rope_2d
-from pe_jax.naive import rotary
 from tests import util
-from tests.encodings.common import LENGTH, NONE, check_attention
-
-PLACES = np.asarray(pos.grid(3, 4))[:LENGTH]
-
-
-def test_rows_and_columns_turn_their_own_channels():
-    encoding = pe_jax.make("rope_2d", channels=(2, 4))
-    check_attention(encoding, NONE, q_positions=PLACES)
-
-
-def test_normalized_positions_are_multiplied_by_two_pi():
-    x = np.random.default_rng(0).standard_normal((6, 1, 8))
-    places = np.asarray(pos.grid(2, 3, normalized=True))
-    encoding = pe_jax.make("rope_2d", normalized=True, base=100.0)
-    ours = util.rotate(encoding, "q", NONE, jnp.asarray(x, jnp.float32), places)
-    angle = 2 * np.pi * places[..., None] * rotary.frequencies(4, 100.0)
-    want = rotary.rotate(x[:, 0], angle.reshape(6, 4))
-    np.testing.assert_allclose(ours[:, 0], want, atol=1e-5)
+from tests.encodings.common import NONE
 
 
 def test_alternating_deals_one_series_to_rows_and_columns_in_turn():

@@ -14,15 +14,6 @@ from tests.util import DIMS, H, K, T, assert_close
 PLACES = np.asarray(pos.grid(3, 5))[:T]
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_each_head_turns_its_pairs_by_row_and_column(layout):
-    encoding = pe_jax.make("rope_mixed", layout=layout)
-    params, (q, k, v) = util.random_params(encoding), (x[0] for x in util.inputs())
-    ours = attend(q, k, v, encoding, params, False, q_positions=PLACES)
-    want = util.naive_attention(encoding, params, q, k, v, positions=PLACES, causal=False)
-    assert_close(ours, want)
-
-
 def test_with_frequencies_on_the_axes_it_is_axial():
     """One series for rows and one for columns, the same in all heads."""
     theta = np.asarray(rope_2d.frequencies((4, 4), 100.0))

@@ -8,14 +8,7 @@ import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings import rope_nd
 from tests import util
-from tests.encodings.common import LENGTH, NONE, check_attention
-
-PLACES = np.asarray(pos.multimodal([(2, 2, 3)]))[:LENGTH]
-
-
-@pytest.mark.parametrize("fields", [{}, {"spectrum": "alternating"}, {"base": (5.0, 6.0, 7.0)}])
-def test_each_axis_turns_its_own_channels(fields):
-    check_attention(pe_jax.make("rope_nd", **fields), NONE, q_positions=PLACES)
+from tests.encodings.common import NONE
 
 
 def test_a_video_is_turned_as_wan_turns_it():

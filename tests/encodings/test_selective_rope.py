@@ -17,7 +17,6 @@ from tests.encodings.common import (
     LENGTH,
     WIDTH,
     attend,
-    check_attention,
     float64,
     qkv,
     random_params,
@@ -26,12 +25,6 @@ from tests.util import B, H, K, T, assert_close
 
 SELECTIVE = pe_jax.make("selective_rope", rank=4)
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
-
-
-@pytest.mark.parametrize("base", [5e5, 10.0])
-def test_pairs_turn_by_what_the_tokens_between_say(base):
-    encoding = pe_jax.make("selective_rope", rank=4, base=base)
-    check_attention(encoding, random_params(encoding), x=X)
 
 
 def test_with_an_open_gate_and_no_weight_it_is_rope():

@@ -1,16 +1,10 @@
 """Self-Extend against arXiv 2401.01325."""
 
 import numpy as np
-import pytest
 
 import pe_jax
 from pe_jax.naive.rotary import grouped
-from tests.encodings.common import LENGTH, NONE, attend, check_attention, qkv
-
-
-@pytest.mark.parametrize("group, window", [(2, 4), (3, 4), (3, 1), (1, 3)])
-def test_near_pairs_keep_their_distance_and_far_ones_are_grouped(group, window):
-    check_attention(pe_jax.make("self_extend", group=group, window=window), NONE, causal=True)
+from tests.encodings.common import LENGTH, NONE, attend, qkv
 
 
 def test_a_model_of_seven_positions_reads_ten():
@@ -35,9 +29,3 @@ def test_only_shifts_by_whole_groups_change_nothing():
     )
     np.testing.assert_allclose(here, same, atol=1e-4)
     assert np.abs(here - other).max() > 1e-3
-
-
-@pytest.mark.parametrize("fields", [{"group": 0}, {"window": 0}, {"group": 2.0}])
-def test_sizes_that_cannot_be_are_refused(fields):
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        pe_jax.make("self_extend", **fields)

@@ -2,31 +2,12 @@
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import pe_jax
 from pe_jax.encodings import shaw
 from pe_jax.encodings.terms import RelativeValues
 from tests import util
-from tests.encodings.common import DIMS, LENGTH, check_attention, random_params
-
-
-@pytest.mark.parametrize("clip, values", [(3, True), (3, False), (LENGTH, True)])
-def test_it_is_the_papers_equations(clip, values):
-    encoding = pe_jax.make("shaw", clip=clip, values=values)
-    check_attention(encoding, random_params(encoding))
-
-
-def test_the_horizon_is_where_the_vectors_stop_changing_on_both_sides():
-    encoding = pe_jax.make("shaw", clip=4)
-    keys, values = encoding.terms(random_params(encoding), util.DIMS)
-    for term in (keys, values):
-        lo, hi = term.horizon
-        rows = np.asarray(term.at(np.arange(-20, 21)))[0]
-        at = dict(zip(range(-20, 21), rows, strict=True))
-        assert all((at[d] == at[lo]).all() for d in range(-20, lo + 1))
-        assert all((at[d] == at[hi]).all() for d in range(hi, 21))
-        assert (at[lo + 1] != at[lo]).any() and (at[hi - 1] != at[hi]).any()
+from tests.encodings.common import DIMS, random_params
 
 
 def test_without_values_there_is_no_table_for_them():

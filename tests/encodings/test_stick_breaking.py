@@ -11,27 +11,10 @@ from tests.encodings.common import (
     LENGTH,
     NONE,
     attend,
-    check_attention,
-    float64,
     qkv,
 )
 
 STRICT, CURRENT = (pe_jax.make("stick_breaking", attend_current=x) for x in (False, True))
-
-
-@pytest.mark.parametrize("encoding", [STRICT, CURRENT])
-def test_the_nearest_key_takes_first_and_others_share_what_is_left(encoding):
-    """§2, one key after the other, never a logarithm."""
-    q, k, v = float64(qkv())
-    want = np.zeros((LENGTH, HEADS, HEAD_DIM))
-    for i, h in np.ndindex(LENGTH, HEADS):
-        left = 1.0
-        for j in range(i if encoding.attend_current else i - 1, -1, -1):
-            taken = left / (1 + np.exp(-q[i, h] @ k[j, h] / np.sqrt(HEAD_DIM)))
-            want[i, h] += taken * v[j, h]
-            left -= taken
-    check_attention(encoding, NONE, True, want)
-    check_attention(encoding, NONE, True)
 
 
 def test_the_weights_add_up_to_what_is_taken():

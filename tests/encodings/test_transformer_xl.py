@@ -18,11 +18,6 @@ from tests.encodings.common import (
 )
 
 
-def test_it_is_the_sum_of_the_papers_four_terms():
-    encoding = pe_jax.make("transformer_xl")
-    check_attention(encoding, random_params(encoding))
-
-
 @pytest.mark.parametrize(
     "other, scale",
     [("t5", 1), ("deberta", (3 * HEAD_DIM) ** -0.5), ("tupe", (2 * HEAD_DIM) ** -0.5)],

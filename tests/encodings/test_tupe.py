@@ -14,15 +14,6 @@ from tests.encodings.common import DIMS, average, check_attention, float64, rand
 ROWS = 14
 
 
-@pytest.mark.parametrize("reset", [True, False])
-def test_scores_are_the_papers(reset):
-    encoding = pe_jax.make("tupe", length=ROWS, reset=reset)
-    params = random_params(encoding)
-    assert not params.layer  # one for all layers
-
-    check_attention(encoding, params)
-
-
 def bias(encoding, params, q_pos, k_pos):
     """The product of the numbers of queries and keys: [H, T, S]."""
     (term,) = select(encoding.terms(params, DIMS), TokenProduct)

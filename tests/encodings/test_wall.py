@@ -14,7 +14,6 @@ from tests.encodings.common import (
     LENGTH,
     WIDTH,
     attend,
-    check_attention,
     qkv,
     random_params,
 )
@@ -22,22 +21,6 @@ from tests.util import assert_close
 
 WALL = pe_jax.make("wall")
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
-
-
-def test_each_channel_fades_by_the_gates_between():
-    check_attention(WALL, random_params(WALL), x=X)
-
-
-def test_the_gate_of_the_querys_own_token_counts_and_the_keys_does_not():
-    """Products of gates, never a logarithm: channel n of key j keeps Π f_l,n, l = j + 1 … i."""
-    params, (q, k, _) = random_params(WALL), qkv()
-    f = np.exp(np.asarray(wall.log_gates(X, **params.layer), np.float64))
-    (term,) = WALL.terms(params, DIMS)
-    sides, states = _row(term, q, k, X)
-    found = term.products(*sides, (states, states))[0]
-    for i, j in ((6, 2), (3, 3), (10, 9)):
-        kept = np.prod(f[j + 1 : i + 1], axis=0)
-        np.testing.assert_allclose(found[:, i, j], (q[i] * k[j] * kept).sum(-1), atol=1e-5)
 
 
 def _row(term, q, k, x):

@@ -7,15 +7,9 @@ import pe_jax
 from pe_jax.encodings import wavlm
 from pe_jax.encodings.terms import Scale
 from tests import util
-from tests.encodings.common import HEADS, LENGTH, WIDTH, check_attention, random_params
+from tests.encodings.common import HEADS, LENGTH, WIDTH, random_params
 
-SMALL = {"num_buckets": 8, "max_distance": 6}
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
-
-
-def test_the_table_is_gated_by_the_heads_slice_of_the_input():
-    encoding = pe_jax.make("wavlm", **SMALL)
-    check_attention(encoding, random_params(encoding), x=X)
 
 
 def test_a_gate_is_between_one_and_two_plus_what_the_scale_allows():
@@ -30,11 +24,6 @@ def test_the_defaults_are_the_released_models():
     encoding = pe_jax.make("wavlm")
     assert random_params(encoding).shared["table"].shape == (HEADS, 320)
     assert util.horizon(encoding) == (-778, 778) and not util.terms(encoding, Scale)
-
-
-def test_tiles_of_an_encoder_equal_the_dense_matrix():
-    case = util.Case("wavlm both ways", pe_jax.make("wavlm", **SMALL), causal=False)
-    util.assert_close(util.run(case, "tiled"), util.run(case, "dense"))
 
 
 def test_heads_that_are_no_slices_of_the_width_are_refused():

@@ -12,15 +12,8 @@ import pe_jax
 from pe_jax import naive
 from pe_jax.encodings import xpos
 from tests import util
-from tests.encodings.common import LENGTH, NONE, check_attention, qkv
+from tests.encodings.common import LENGTH, NONE, qkv
 from tests.faults.encoding_calls import refused
-
-
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
-@pytest.mark.parametrize("scale_base", [4, 512])
-def test_scores_are_those_of_the_paper(layout, scale_base):
-    encoding = pe_jax.make("xpos", scale_base=scale_base, layout=layout)
-    check_attention(encoding, NONE, True)
 
 
 def test_zeta_begins_at_two_sevenths_and_fast_pairs_fade_first():
