@@ -150,51 +150,6 @@ def test_a_cache_decodes_with_sinks_and_caps(scheme):
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    "wrong, words",
-    [
-        ({"is_causal": True}, "is_causal: attention has no such argument; pass causal="),
-        ({"attn_mask": None}, "pass mask="),
-        ({"key_value_seq_lengths": 3}, "pass k_lengths="),
-        ({"mask": np.zeros((T, T), np.float32)}, "dtype float32; pass booleans"),
-        ({"colour": 3}, r"colour: .* see help\(pe_jax.attention\)"),
-        ({"encoding": pe_jax.parse("rope,nope")}, "pass one layer's encoding"),
-    ],
-)
-def test_arguments_of_others_get_the_names_of_ours(wrong, words):
-    with pytest.raises(TypeError, match=words):
-        pe_jax.attention(*QKV, **wrong)
-
-
-@pytest.mark.parametrize(
-    "wrong, words",
-    [
-        ({"mask": np.zeros((3, T), bool)}, r"mask=\(3, 40\): pass a shape that broadcasts to"),
-        ({"bias": np.zeros((H, T, 3))}, "bias=.*broadcasts"),
-        (
-            {"mask": np.ones((T, T), bool), "implementation": "tiled"},
-            "implementation='tiled': mask= as an array",
-        ),
-        ({"scale": 0}, "scale=0: pass a positive number"),
-        (
-            {"scale": 0.5, "encoding": pe_jax.make("t5")},
-            "scale=0.5: a term sets a scale, 1.0; leave",
-        ),
-        ({"logit_cap": -1}, "logit_cap=-1: pass a positive number"),
-        ({"terms": (pe_jax.Scale(1.0), pe_jax.Scale(2.0))}, "2 terms set a scale"),
-        ({"dropout_rate": 1.0}, "dropout_rate=1.0: pass a fraction"),
-        ({"encoding": "rope,nope"}, "encoding='rope,nope': it has 2 layers; pass that of one"),
-        ({"encoding": "rop"}, "encoding 'rop' is unknown; did you mean 'rope'"),
-        ({"encoding": "t5"}, "params=None, but T5 has parameters"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(wrong, words):
-    if isinstance(wrong.get("encoding"), pe_jax.Encoding):
-        wrong = wrong | {"params": wrong["encoding"].init(jax.random.key(0), DIMS)}
-    with pytest.raises(ValueError, match=words):
-        pe_jax.attention(*QKV, **wrong)
-
-
 def test_an_encoding_is_a_string_or_parsed_and_positions_may_be_of_one_row():
     places = np.arange(T)[None]  # as Hugging Face has them
     want = pe_jax.attention(*QKV, encoding=pe_jax.make("rope"), q_positions=places)
@@ -232,14 +187,6 @@ def test_eager_calls_of_the_same_shapes_compile_once(scheme, caplog):
     with jax.log_compiles():
         calls()
     assert [r.message for r in caplog.records if r.message.startswith("Compiling")] == []
-
-
-def test_numbers_of_numpy_are_numbers():
-    rope = pe_jax.make("rope", base=np.float64(5e5), fraction=np.float32(0.5))
-    assert pe_jax.parse(pe_jax.spec(rope)) == (rope,)
-    assert pe_jax.attention(*QKV, window=np.int64(4)).shape == (B, T, H, E)
-    buckets = type(pe_jax.make("buckets"))(edges=[0, 1, 4])
-    assert hash(buckets) == hash(pe_jax.make("buckets", edges=(0, 1, 4)))
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,17 @@ def test_dense_equals_tiled_without_batch_axes_and_with_relative_values():
     assert_close(tiles, dense)
 
 
+@EACH_ENGINE
+@pytest.mark.parametrize("queries, keys", [(0, 0), (0, 5), (5, 0)])
+def test_empty_sequences_give_empty_or_zero_output(engine, queries, keys):
+    q, k, v = operands((2,), queries, keys)
+    given = {"q_segments": np.zeros((2, queries), int), "k_segments": np.zeros((2, keys), int)}
+    for name in ("positions", "index"):
+        given |= {f"q_{name}": np.arange(queries), f"k_{name}": np.arange(keys)}
+    out = pe_jax.attention(q, k, v, encoding="rope", implementation=engine, **given)
+    assert out.shape == (2, queries, H, WIDTH) and not out.any()
+
+
 def test_attention_without_an_encoding_is_that_of_jax():
     q, k, v = operands((2,), 7)
     want = jax.nn.dot_product_attention(q, k, v, is_causal=True)

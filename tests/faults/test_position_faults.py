@@ -1,27 +1,18 @@
 """Positions that a scheme cannot take: an error, or NaN under a trace; never a wrong number."""
 
+import hypothesis.extra.numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import assume, given
 
 import pe_jax
 from pe_jax.encodings import ENCODINGS, learned, mrope, rerope, rope, sinusoidal
 from tests import util
-from tests.encodings.common import DIMS, NONE, qkv, random_params
+from tests.encodings.common import NONE, qkv, random_params
+from tests.faults.attention_calls import T, attention, refuses
 from tests.faults.encoding_calls import PLACES, WIDE, attend, refused
-
-
-# 17
-@pytest.mark.parametrize("places", [[-1, 0], [0, 8], [-(2**31), 2**31 - 1]])
-def test_positions_outside_a_table_are_an_error_or_nan_under_a_trace(places):
-    encoding = pe_jax.make("learned", length=8)
-    params, x = random_params(encoding), jnp.zeros((2, DIMS.width))
-    places = np.array(places, np.int32)
-    refused(lambda: encoding.embed(params, x, places), "outside the learned table of length 8")
-    traced = jax.jit(encoding.embed)(params, x, places)
-    np.testing.assert_array_equal(np.isnan(traced[:, 0]), (places < 0) | (places > 7))
-
 
 # 18-19
 INTEGER_ONLY = [
@@ -158,3 +149,12 @@ def test_positions_need_not_rise_and_the_mask_follows_the_index():  # 21
     out = attend(encoding, q_positions=PLACES[::-1].copy())
     np.testing.assert_allclose(out, attend(encoding), atol=1e-6)  # |distance| is the same
     assert learned.lookup(jnp.arange(11.0)[:, None], PLACES[::-1])[0, 0] == 10
+
+
+@pytest.mark.parametrize("name", ("q_positions", "q_segments", "q_index"))
+@given(shape=hnp.array_shapes(min_dims=0, max_dims=4, min_side=1, max_side=T))
+def test_no_shape_is_broadcast(name, shape):
+    assume(shape not in {(T,), (util.B, T)})
+    refuses(
+        ValueError, f"{name} has shape {list(shape)}", attention, **{name: np.zeros(shape, int)}
+    )

@@ -157,3 +157,17 @@ def test_no_gradient_goes_to_positions(engine, spec):
     assert not np.asarray(grad(places)).any()
     alone = jax.grad(lambda p: (rope.rotate(Q, p, rope.frequencies(E)) * Q).sum())
     assert np.asarray(alone(jnp.arange(T, dtype=jnp.float32))).any()  # the functions have one
+
+
+def test_a_full_cache_under_a_trace_gives_nan_and_never_an_overwrite():
+    params = util.random_params(ROPE)
+
+    @jax.jit
+    def twice(past):
+        options = {"encoding": ROPE, "params": params, "dims": DIMS}
+        for _ in range(2):
+            out, past = cache.extend(past, Q, K_, V, util.contiguous(1, T), **options)
+        return out
+
+    assert np.isnan(twice(cache.empty(ROPE, B, T + 1, DIMS))).all()
+    assert np.isfinite(twice(cache.empty(ROPE, B, 2 * T, DIMS))).all()
