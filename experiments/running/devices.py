@@ -29,7 +29,7 @@ def run_meshes(config: Sweep) -> list[Mesh]:
             f"{jax.process_count()} processes: a comparison runs in one; start one per host,"
             " without a cluster's variables, each with --config.encodings and its own workdir"
         )
-    devices, cores = jax.devices(), _cores()
+    devices = jax.devices()
     described = f"{len(devices)} × {devices[0].device_kind}"
     if config.devices == "all":
         if config.workers > 1:
@@ -45,7 +45,9 @@ def run_meshes(config: Sweep) -> list[Mesh]:
             raise ConfigError(
                 f"mesh.{axis}={size}: each run has one device; pass --config.devices=all"
             )
-    default = {"cpu": cores, "gpu": 1}.get(devices[0].platform, len(devices))
+    # Under taskset, SLURM or in a container this process may use some of the cores; Linux says so.
+    allowed = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    default = {"cpu": len(allowed(0)), "gpu": 1}.get(devices[0].platform, len(devices))
     count = config.workers or default
     if devices[0].platform == "gpu" and max(count, len(devices)) > 1:
         other = (
@@ -58,9 +60,3 @@ def run_meshes(config: Sweep) -> list[Mesh]:
     logging.info("%d runs side by side, each on one of %s", count, described)
     chosen = itertools.islice(itertools.cycle(devices), count)
     return [sharding.make_mesh(config.mesh, [device]) for device in chosen]
-
-
-def _cores() -> int:
-    """How many cores this process may use, as under taskset, SLURM or in a container's cpuset."""
-    allowed = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))  # Linux
-    return len(allowed(0))
