@@ -48,7 +48,13 @@ PATTERNS = {  # too long for a figure → who has them
     "rope+sink@window=32,rope+sink": "gpt-oss",
 }
 BY_LENGTH = ("novels", "extrapolation", "field_2026")  # drawn as losses too
-TRAINED_TASKS = {"tasks": 12, "tasks_decoders": 16, "retrieval_2": 16, "what_where": 16}  # symbols
+TRAINED_TASKS = {
+    "tasks": 12,
+    "tasks_decoders": 16,
+    "retrieval_2": 16,
+    "retrieval_4": 16,
+    "what_where": 16,
+}  # symbols
 SERIES = ("sizes", "steps")
 IMAGES = {"images_accuracy": "discs", "images_digits": "digits"}
 EXTENDED = 256  # what configs/extend.py trains at
