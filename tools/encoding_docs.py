@@ -19,6 +19,7 @@ from tools import scheme_facts as facts
 
 PAGE = facts.ROOT / "docs" / "encodings.md"
 ENGINES = facts.ROOT / "docs" / "engines.md"
+NAIVE = "../tests/test_naive.py"  # seen from the page
 KERNELS = re.compile(r"(?<=<!-- kernels: begin -->\n).*?(?=<!-- kernels: end -->)", re.DOTALL)
 PLATFORMS, LENGTHS = ("gpu", "tpu"), (2048, 4096)  # of the table of kernels
 FIGURES = facts.ROOT / "docs" / "figures" / "encodings"
@@ -166,7 +167,8 @@ def _tested(name: str) -> str:
     ]
     also = f", and {', '.join(compared)}" if compared else ""
     lines = [
-        f"**Tested against** the paper in float64 NumPy ([{path.name}](../{file})){also}.",
+        f"**Tested against** the paper in float64 NumPy ([test_naive.py]({NAIVE})){also}; what is"
+        f" specific to it is in [{path.name}](../{file}).",
         "",
         f"<details><summary>What its {len(sentences)} tests claim</summary>",
         "",
