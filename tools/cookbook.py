@@ -23,7 +23,7 @@ DIFFERENCES = {  # from transformers, on purpose, by their tests in tests/hf/tes
     "test_a_partial_factor_is_a_part_of_the_head": "`partial_rotary_factor` of Llama: the same",
     "test_alibis_largest_slope_is_read": "`alibi_bias_max` of MPT: read; transformers takes 8",
     "test_relative_keys_of_bert_are_shaws": "`position_embedding_type='relative_key'` of BERT and"
-    " its kind: Shaw's keys, which transformers 5 has no longer",
+    " its like: Shaw's keys, which transformers 5 has no longer",
     "test_truncate_is_read_by_type": "`truncate` of a YaRN whose settings are by layer type: read,"
     " with a warning",
     "test_old_scaling_of_gemma_3_acts": "a flat `rope_scaling` of Gemma 3 with `type` for"
@@ -107,18 +107,18 @@ def table(rows: Sequence[Row]) -> str:
 def groups() -> dict[str, list[str]]:
     """Model types that are read, by the class that reads them."""
     by_doc: dict[str, list[str]] = {}
-    for kind, family in FAMILIES.items():
+    for model_type, family in FAMILIES.items():
         doc = (inspect.getdoc(type(family)) or "").partition("\n")[0].partition(";")[0].rstrip(".")
         doc += "; encoders" if getattr(family, "stack", "") == "encoder" else ""
-        by_doc.setdefault(doc, []).append(kind)
+        by_doc.setdefault(doc, []).append(model_type)
     return by_doc
 
 
 def section() -> str:
     """Every model type, for docs/cookbook.md."""
     reasons: dict[str, list[str]] = {}
-    for kind, reason in NEAREST.items():
-        reasons.setdefault(reason, []).append(kind)
+    for model_type, reason in NEAREST.items():
+        reasons.setdefault(reason, []).append(model_type)
     lines = ["## Where transformers reads otherwise", ""]
     lines += ["A config is believed where transformers leaves unread what it says:", ""]
     lines += [f"- {text}" for text in DIFFERENCES.values()]
@@ -127,16 +127,16 @@ def section() -> str:
     lines += ["", "## Every model type", "", unknown, ""]
     lines += ["| read as | model types |", "| --- | --- |"]
     lines += [
-        f"| {doc} | {', '.join(f'`{k}`' for k in kinds)} |" for doc, kinds in groups().items()
+        f"| {doc} | {', '.join(f'`{k}`' for k in types)} |" for doc, types in groups().items()
     ]
     outside = [
-        ", ".join(f"`{kind}`" for kind in x)
+        ", ".join(f"`{model_type}`" for model_type in x)
         for x in (READ_IN_CODE, [k for k in HUB if k not in READ_IN_CODE])
     ]
     lines += ["", "Not in transformers, but in code of their own: the attention of these was read"]
     lines += [f"there ({outside[0]}); these are known by the keys of their configs ({outside[1]})."]
     lines += ["", "What is not read, and why:", "", "| why | model types |", "| --- | --- |"]
-    lines += [f"| {why} | {', '.join(f'`{k}`' for k in kinds)} |" for why, kinds in reasons.items()]
+    lines += [f"| {why} | {', '.join(f'`{k}`' for k in types)} |" for why, types in reasons.items()]
     return "\n".join(lines)
 
 

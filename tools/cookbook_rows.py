@@ -158,15 +158,15 @@ def _row(line: str, columns: int) -> Row:
     model, trap, checked = cells[1], *cells[-3:-1]
     names = re.findall(r"^\*\*(.+)\*\*(?:<br>`(.+)`)?$", model)
     need(len(names) == 1, f"{model!r} is not **name**<br>`type`")
-    name, kind = names[0]
-    need(kind in ("", *FAMILIES), f"the type {kind!r} is not read by pe_jax.hf")
+    name, model_type = names[0]
+    need(model_type in ("", *FAMILIES), f"the type {model_type!r} is not read by pe_jax.hf")
     need(trap not in ("", "–"), "the trap is missing")
     checks = re.findall(r"\[(.*?)\]", checked)
     unknown = [check for check in checks if check not in CHECKS]
     need(not unknown, f"{unknown} are not linked to tests at the page's end")
     check = next((check for check in checks if check != "logits"), "")
     sizes = {"config": CONFIGS.get(name, {}), "head_dim": HEAD_DIMS.get(name, 32)}
-    row = Row(name, kind, trap, check, "logits" in checks, **sizes)
+    row = Row(name, model_type, trap, check, "logits" in checks, **sizes)
     need(checked == row.checked, f"its last cell should be {row.checked!r}")
     return row
 

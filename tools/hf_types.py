@@ -71,7 +71,9 @@ INDEXER |= {"indexer_kv_heads": 1, "indexer_head_dim": 32}
 HALF = {n: TINY[n] for n in "hidden_size num_hidden_layers head_dim intermediate_size".split()}
 HALF |= {n: TINY[n] for n in "num_attention_heads num_key_value_heads vocab_size".split()}
 HALF |= {"sliding_window": TINY["sliding_window"], "layer_types": ["sliding_attention", FULL] * 3}
-OWN: dict[str, dict[str, Any]] = {  # what else these need to be small and to have both kinds
+OWN: dict[
+    str, dict[str, Any]
+] = {  # what else these need to be small and to have both types of layer
     "bamba": {"attn_layer_indices": [1, 4]},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * 6},
     "granitemoehybrid": {"layer_types": SOME, "position_embedding_type": "rope"},
@@ -97,23 +99,23 @@ def types() -> Any:
     return configuration_auto.CONFIG_MAPPING
 
 
-def config_of(kind: str, **settings: Any) -> Any:
+def config_of(model_type: str, **settings: Any) -> Any:
     """A tiny config of a type, and the settings."""
-    cls = types()[kind]
+    cls = types()[model_type]
     default = cls()
     if getattr(default, "text_config", None) is not None:
         raise LookupError("its parts are types of their own")
-    full, family = default.to_dict(), hf.FAMILIES[kind]
+    full, family = default.to_dict(), hf.FAMILIES[model_type]
     sizes: dict[str, Any] = {n: x for n, x in TINY.items() if n in full or n in cls.attribute_map}
     sizes = {n: x for n, x in sizes.items() if not isinstance(full.get(n), list | tuple)}
     if full.get("sliding_window", 0) is None:
         sizes.pop("sliding_window", None)
     if isinstance(family, MLA):
         sizes.pop("head_dim", None)  # it is qk_rope_head_dim
-    if getattr(family, "sections", None) or kind in SECTIONS:
-        sections = SECTIONS.get(kind, [6, 5, 5] if family.interleaved else [4, 6, 6])
+    if getattr(family, "sections", None) or model_type in SECTIONS:
+        sections = SECTIONS.get(model_type, [6, 5, 5] if family.interleaved else [4, 6, 6])
         sizes["rope_parameters"] = {**default.rope_parameters, "mrope_section": sections}
-    return cls(**{**sizes, **OWN.get(kind, {}), **settings})
+    return cls(**{**sizes, **OWN.get(model_type, {}), **settings})
 
 
 def model_of(config: Any) -> Any:
@@ -232,9 +234,9 @@ def seen(layer: hf.LayerEncoding) -> np.ndarray:
     return same & np.asarray(allowed(index, index, causal=layer.causal, window=layer.window))
 
 
-def difference(kind: str, **settings: Any) -> str:
+def difference(model_type: str, **settings: Any) -> str:
     """How the layers that are read differ from what reaches the model's softmax, or ""."""
-    config = config_of(kind, **settings)
+    config = config_of(model_type, **settings)
     layers = hf.encodings(config)
     with recording() as calls:
         model = model_of(config)
@@ -248,7 +250,7 @@ def difference(kind: str, **settings: Any) -> str:
         raise LookupError("its attention calls are not ours to record, layer by layer")
     if len(layers) != len(theirs):
         return f"{len(layers)} layers attend, theirs {len(theirs)}"
-    sort = isinstance(hf.FAMILIES[kind], MLA) and kind != "deepseek_v2"
+    sort = isinstance(hf.FAMILIES[model_type], MLA) and model_type != "deepseek_v2"
     for index, (layer, call, still) in enumerate(zip(layers, theirs, plain, strict=True)):
         if reason := _layers_differ(layer, call, still, sort):
             return f"layer {index}: {reason}"
@@ -284,32 +286,32 @@ def _layers_differ(layer: hf.LayerEncoding, call: tuple, still: tuple, sort: boo
     return ", ".join(name for name, wrong in checks.items() if wrong)
 
 
-def verdict(kind: str) -> tuple[str, str]:
+def verdict(model_type: str) -> tuple[str, str]:
     """The outcome for a type of the installed transformers, and the reason or the difference."""
-    if kind in NEAREST:
-        return "refused", NEAREST[kind]
-    if kind not in hf.FAMILIES:
+    if model_type in NEAREST:
+        return "refused", NEAREST[model_type]
+    if model_type not in hf.FAMILIES:
         try:
-            hf.encodings(types()[kind]())
+            hf.encodings(types()[model_type]())
         except ValueError as error:
             return ("new" if "is not known here" in str(error) else "refused"), str(error)
         return "read", "by its part for text"
     try:
-        text = difference(kind)
-    except Exception as error:  # models of other kinds need other inputs
+        text = difference(model_type)
+    except Exception as error:  # other models need other inputs
         return "config", f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
     return ("differs", text) if text else ("read", "scores, scale, cap and mask compared")
 
 
-def main(kinds: list[str]) -> None:
+def main(chosen: list[str]) -> None:
     """Prints a line per type."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     counts: dict[str, int] = {}
-    for kind in kinds or list(types().keys()):
-        what, why = verdict(kind)
+    for model_type in chosen or list(types().keys()):
+        what, why = verdict(model_type)
         counts[what] = counts.get(what, 0) + 1
-        print(f"{what:8} {kind:32} {why}", flush=True)
+        print(f"{what:8} {model_type:32} {why}", flush=True)
     print(", ".join(f"{count} {what}" for what, count in counts.items()))
 
 

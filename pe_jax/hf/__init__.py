@@ -159,8 +159,8 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     bidirectional = parents.BIDIRECTIONAL.get(str(parent_type), "")
     if bidirectional == "prefix":  # the parent's mask says it
         config = {k: v for k, v in config.items() if k != "use_bidirectional_attention"}
-    kinds = [kind for kind, names in VISION.items() if names <= config.keys()]
-    model_type = config.get("model_type") or next(iter(kinds), None)
+    vision_types = [x for x, names in VISION.items() if names <= config.keys()]
+    model_type = config.get("model_type") or next(iter(vision_types), None)
     model_type = model_type if like is None else like
     family: Any = _family(model_type, config)
     rate = None if vision is None else _as_dict(vision).get("tokens_per_second")
@@ -232,8 +232,8 @@ def _alike(config: Mapping[str, Any]) -> str:
     """
     counts: dict[str, int] = {}
     told = any(config.get(name) is not None for name in BESIDE)
-    for kind, family in FAMILIES.items() if not config.keys().isdisjoint(LAYERS) else ():
-        keys = Keys(kind, config)
+    for model_type, family in FAMILIES.items() if not config.keys().isdisjoint(LAYERS) else ():
+        keys = Keys(model_type, config)
         try:
             layers = family.read(keys)
             keys.check_rest()
@@ -242,8 +242,10 @@ def _alike(config: Mapping[str, Any]) -> str:
         rotates = any(rotation_of(layer) is not None for layer in layers)
         if getattr(family, "parameters", None) or (told and not rotates):
             continue
-        counts[kind] = sum(config.get(name) is not None for name in {*keys.known} - {*LENGTHS})
-    return max(counts, key=lambda kind: counts[kind], default="")
+        counts[model_type] = sum(
+            config.get(name) is not None for name in {*keys.known} - {*LENGTHS}
+        )
+    return max(counts, key=lambda model_type: counts[model_type], default="")
 
 
 def _one_line(error: Exception) -> str:

@@ -55,14 +55,15 @@ class Learned1D(Family):
     def read(self, keys: Keys) -> list[LayerEncoding]:
         length, first = self._rows(keys)
         head_dim, layers = keys.head_dim(), keys.layers()
-        kinds = ("absolute", "relative_key") + (("rotary",) if self.rotary else ())
+        known = ("absolute", "relative_key") + (("rotary",) if self.rotary else ())
         fix = "'relative_key_query' adds k·table; the nearest scheme: deberta"
-        kind = keys.choice("position_embedding_type", kinds, "absolute", fix) if self.typed else ""
+        name = "position_embedding_type"
+        position = keys.choice(name, known, "absolute", fix) if self.typed else ""
         base = keys.real("rope_theta", default=1e4) if self.rotary else 1e4
         encoding: Encoding = Sinusoidal(layout=self.layout) if self.layout else Learned(length)
-        if kind == "relative_key":
+        if position == "relative_key":
             encoding, first = Shaw(length + first - 1, values=False), 0
-        if kind == "rotary":
+        if position == "rotary":
             encoding, first = RoPE(base), 0
         causal = self.causal or (self.decodes and keys.flag("is_decoder"))
         stack = "decoder" if causal else "encoder"
@@ -97,23 +98,23 @@ class GPTNeo(Learned1D):
     def read(self, keys):
         layers, window = super().read(keys), keys.integer("window_size", default=256)
         types = keys.get("attention_types", default=[[["global", "local"], len(layers) // 2]])
-        kinds, name = self._listed(types), "attention_layers"
-        keys.config[name] = keys.get(name, default=kinds)  # per_layer refuses too few entries
-        kinds = keys.per_layer(name, len(layers), ("global", "local"))
+        scopes, name = self._listed(types), "attention_layers"
+        keys.config[name] = keys.get(name, default=scopes)  # per_layer refuses too few entries
+        scopes = keys.per_layer(name, len(layers), ("global", "local"))
         scaled = None if layers[0].head_dim == 1 else 1.0
         return [
-            dataclasses.replace(x, scale=scaled, window=window if kind == "local" else None)
-            for x, kind in zip(layers, kinds, strict=True)
+            dataclasses.replace(x, scale=scaled, window=window if scope == "local" else None)
+            for x, scope in zip(layers, scopes, strict=True)
         ]
 
     def _listed(self, types: Any) -> list[Any]:
-        """[[["global", "local"], 2]] as one kind per layer."""
+        """[[["global", "local"], 2]] as one scope per layer."""
         try:
-            pairs = [(list(kinds), min(int(times), 10_000)) for kinds, times in types]
+            pairs = [(list(scopes), min(int(times), 10_000)) for scopes, times in types]
         except (TypeError, ValueError, OverflowError):
             require(False, "attention_types", types, "write [[['global', 'local'], 12]]")
             raise
-        return [kind for kinds, times in pairs for _ in range(times) for kind in kinds]
+        return [scope for scopes, times in pairs for _ in range(times) for scope in scopes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,11 +175,11 @@ class Halves(Family):
 
     def read(self, keys):
         entries = []
-        for stack, (family, kind) in zip(("encoder", "decoder"), self.stacks, strict=True):
+        for stack, (family, model_type) in zip(("encoder", "decoder"), self.stacks, strict=True):
             settings = keys.mapping(stack + self.suffix) or {}
             if self.suffix == "_":
                 settings = {n.removeprefix(f"{stack}_"): x for n, x in keys.config.items()}
-            inner = Keys(keys.model_type, parents.sized(settings, kind))
+            inner = Keys(keys.model_type, parents.sized(settings, model_type))
             entries += [dataclasses.replace(x, stack=stack) for x in family.read(inner)]
             inner.check_rest()
             keys.known |= inner.known

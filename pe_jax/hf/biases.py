@@ -67,15 +67,15 @@ class DeBERTaFamily(Family):
         reach = length if not isinstance(reach, int) or reach < 1 else reach
         buckets = keys.get("position_buckets", default=-1) if self.v2 else -1
         buckets = buckets if not isinstance(buckets, int) or buckets > 0 else None
-        kinds = self._kinds(keys)
+        products = self._products(keys)
         keys.refuse("talking_head", "pe_jax has no talking heads; the nearest scheme is dape")
         head_dim = keys.head_dim()
         relative = keys.flag("relative_attention")
         parts: list[Encoding] = []
         if keys.flag("position_biased_input", default=True):
             parts.append(Learned(length))
-        if relative and kinds:
-            parts.append(DeBERTa(buckets, reach, pos_att_type=kinds))
+        if relative and products:
+            parts.append(DeBERTa(buckets, reach, pos_att_type=products))
         norm = keys.get("norm_rel_ebd", default="none") if self.v2 else "none"
         require(norm in ("none", "layer_norm"), "norm_rel_ebd", norm, "pass 'layer_norm' or 'none'")
         extras = Extras(
@@ -83,17 +83,17 @@ class DeBERTaFamily(Family):
             norm_rel_ebd=norm != "none" and relative,
         )
         # the scale counts the terms in pos_att_type, even without relative_attention
-        scale = ((1 + len(kinds)) * head_dim) ** -0.5 if kinds and not relative else None
+        scale = ((1 + len(products)) * head_dim) ** -0.5 if products and not relative else None
         encoding = parts[0] if len(parts) == 1 else Sum(tuple(parts)) if parts else Encoding()
         more = {"causal": False, "stack": "encoder", "scale": scale, "extras": extras}
         return [LayerEncoding(encoding, head_dim, **more)] * keys.layers()
 
-    def _kinds(self, keys: Keys) -> tuple[str, ...]:
+    def _products(self, keys: Keys) -> tuple[str, ...]:
         value = keys.get("pos_att_type", default=())
         names = tuple(value.split("|")) if isinstance(value, str) else value
         ok = isinstance(names, list | tuple) and set(map(str, names)) <= set(DEBERTA_TYPES)
         require(ok, "pos_att_type", value, "choose of 'c2p' and 'p2c' (a field of deberta)")
-        return tuple(kind for kind in DEBERTA_TYPES if kind in names)
+        return tuple(x for x in DEBERTA_TYPES if x in names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,14 +143,14 @@ class XLNet(Family):
     """Transformer-XL's terms, and a bias of segments."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        kind = keys.choice("attn_type", ("bi", "uni"), "bi")
+        causal = keys.choice("attn_type", ("bi", "uni"), "bi") == "uni"
         fix = "distances that are clipped are not among transformer_xl's settings; shaw clips"
         keys.refuse("clamp_len", fix)
         keys.refuse("bi_data", "reversing half of the batch is not supported")
         width, heads = keys.integer("d_model", "hidden_size"), keys.integer("n_head")
         require(width % heads == 0, "n_head", heads, f"must divide d_model={width}")
         keys.get("d_head")  # follows from these
-        more = {"causal": kind == "uni", "stack": "decoder" if kind == "uni" else "encoder"}
+        more = {"causal": causal, "stack": "decoder" if causal else "encoder"}
         extras = Extras(segment_bias=True)
         layer = LayerEncoding(TransformerXL(), width // heads, extras=extras, **more)
         return [layer] * keys.layers()
@@ -230,7 +230,7 @@ class RoFormer(Family):
         return [layer] * keys.layers()
 
 
-KIND, LEFT, RIGHT = (
+POSITIONS, LEFT, RIGHT = (
     "position_embeddings_type",
     "left_max_position_embeddings",
     "right_max_position_embeddings",
@@ -249,12 +249,12 @@ class Conformer(Family):
         for key in ("rotary_embedding_base", "max_source_positions"):
             keys.get(key)  # initial length of a table of angles
         default = "relative_key" if self.keyed else "relative"
-        kinds = ("relative", "relative_key")[: 1 + self.keyed]
+        known = ("relative", "relative_key")[: 1 + self.keyed]
         fix = "'rotary' turns the input of the projections, not q and k: no scheme of ours"
         left, right = keys.integer(LEFT, default=64), keys.integer(RIGHT, default=8, low=0)
-        if keys.has_none(KIND):
+        if keys.has_none(POSITIONS):
             encoding = Encoding()
-        elif keys.choice(KIND, kinds, default, fix) == "relative":
+        elif keys.choice(POSITIONS, known, default, fix) == "relative":
             encoding = TransformerXL()
         else:
             encoding = Shaw(max(left, right), values=False)

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from pe_jax.hf.keys import Keys
-from pe_jax.hf.kinds import SLIDING
+from pe_jax.hf.layer_types import SLIDING
 from pe_jax.hf.layers import Extras, LayerEncoding
 from pe_jax.hf.rotary import Rotary, with_sink
 from pe_jax.validation import require
 
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 RATIOS = {0: SLIDING, 4: SPARSE, 128: HEAVY}  # of its first configs
+EXTRAS = Extras(qk_norm=True, rotated_values=True)
 COMPRESSION = {SLIDING: 1, SPARSE: 4, HEAVY: 128}
 BASES = {"main": 1e4, "compress": 160_000.0}
 
@@ -27,7 +28,7 @@ class DeepSeekV4(Rotary):
     both_ways = False  # compressed keys of later tokens stay hidden
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        kinds = self._types(keys)
+        types = self._types(keys)
         head_dim = keys.head_dim(512)
         rotary_dim = keys.integer("qk_rope_head_dim", default=None)
         partial = 0.125 if rotary_dim is None else rotary_dim / head_dim
@@ -38,21 +39,21 @@ class DeepSeekV4(Rotary):
             ropes[label] = self._encoding(keys, dict(settings), head_dim, BASES[label], partial)
         return [
             LayerEncoding(
-                with_sink(ropes["main" if kind == SLIDING else "compress"]),
+                with_sink(ropes["main" if layer_type == SLIDING else "compress"]),
                 head_dim,
                 window=window,
                 rotary_last=True,
-                extras=Extras(qk_norm=True, rotated_values=True, compression=COMPRESSION[kind]),
+                extras=dataclasses.replace(EXTRAS, compression=COMPRESSION[layer_type]),
             )
-            for kind in kinds
+            for layer_type in types
         ]
 
     def _types(self, keys: Keys) -> list[str]:
         layers = keys.layers()
-        kinds = [HEAVY, HEAVY, *([HEAVY, SPARSE] * layers)][:layers]
+        types = [HEAVY, HEAVY, *([HEAVY, SPARSE] * layers)][:layers]
         ratios = keys.per_layer("compress_ratios", layers, tuple(RATIOS))
-        kinds = kinds if ratios is None else [RATIOS[ratio] for ratio in ratios]
-        return keys.per_layer("layer_types", layers, tuple(RATIOS.values()), kinds)
+        types = types if ratios is None else [RATIOS[ratio] for ratio in ratios]
+        return keys.per_layer("layer_types", layers, tuple(RATIOS.values()), types)
 
     def _labels(self, keys: Keys) -> dict[str, Mapping[str, Any]]:
         """The settings of both labels; flat ones are those of "compress", except the bases."""

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from pe_jax.hf import biases, kinds
+from pe_jax.hf import biases, layer_types
 from pe_jax.hf.absolute import GPT2, GPTNeo, Halves, Learned1D, TwoStacks
 from pe_jax.hf.biases import (
     MPT,
@@ -36,12 +36,12 @@ def _value(field: str, value: Any) -> Any:
     if field == "extras":
         return Extras(**value)
     if field == "nested" and isinstance(value, dict):
-        return {kind: Base(*map(tuple_of, values)) for kind, values in value.items()}
+        return {name: Base(*map(tuple_of, values)) for name, values in value.items()}
     if isinstance(value, dict):
         return {key: _value("", inner) for key, inner in value.items()}
-    if field in ("kinds", "rotates"):
+    if field in ("layer_types", "rotates"):
         name, *arguments = value if isinstance(value, list) else [value]
-        factory = getattr(kinds, name)
+        factory = getattr(layer_types, name)
         return factory(*arguments) if arguments or isinstance(factory, type) else factory
     return None if value == "none" else tuple_of(value)
 
@@ -54,13 +54,13 @@ def tuple_of(value: Any) -> Any:
 def _rotary() -> dict[str, Any]:
     """The families of types.toml that rotate."""
     families: dict[str, Any] = {}
-    for kind, fields in DATA["rotary"].items():
+    for model_type, fields in DATA["rotary"].items():
         values = {k: _value(k, value) for k, value in fields.items() if k not in ("class", "like")}
         if "like" in fields:
-            families[kind] = dataclasses.replace(families[fields["like"]], **values)
+            families[model_type] = dataclasses.replace(families[fields["like"]], **values)
         else:
-            families[kind] = CLASSES[fields.get("class", "Rotary")](**values)
-    return families | {name: families[kind] for name, kind in listed("alike").items()}
+            families[model_type] = CLASSES[fields.get("class", "Rotary")](**values)
+    return families | {name: families[model_type] for name, model_type in listed("alike").items()}
 
 
 # What rotates.

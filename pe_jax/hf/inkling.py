@@ -42,8 +42,8 @@ class InklingFamily(Family):
             output_gate=self.second,
         )
         entries = []
-        for kind in self._kinds(keys, layers):
-            if kind == SLIDING:
+        for layer_type in self._types_of_layers(keys, layers):
+            if layer_type == SLIDING:
                 encoding, head_dim = Inkling(window, width, **clips), narrow
             else:
                 encoding, head_dim = Inkling(extent, width, floor, attn_scale, **clips), wide
@@ -51,15 +51,15 @@ class InklingFamily(Family):
                 LayerEncoding(
                     Sum((encoding, SinkLogit(from_input=True))) if self.second else encoding,
                     head_dim,
-                    window=window if kind == SLIDING else None,
+                    window=window if layer_type == SLIDING else None,
                     scale=None if self.second else 1 / head_dim,
                     extras=extras,
                 )
             )
         return entries
 
-    def _kinds(self, keys: Keys, layers: int) -> list[str]:
+    def _types_of_layers(self, keys: Keys, layers: int) -> list[str]:
         local = keys.numbers("local_layer_ids", layers)
-        kinds = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
-        kinds = kinds if local is None else [SLIDING if i in local else FULL for i in range(layers)]
-        return keys.per_layer("layer_types", layers, (FULL, SLIDING), kinds)
+        types = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
+        types = types if local is None else [SLIDING if i in local else FULL for i in range(layers)]
+        return keys.per_layer("layer_types", layers, (FULL, SLIDING), types)

@@ -144,8 +144,8 @@ def parts(encoding: Encoding) -> tuple[Encoding, ...]:
 
 def rotation_of(layer: LayerEncoding) -> RoPE | MRoPE | None:
     """What rotates in a layer."""
-    kinds = RoPE, MRoPE
-    return next((x for x in parts(layer.encoding or Encoding()) if isinstance(x, kinds)), None)
+    found = (x for x in parts(layer.encoding or Encoding()) if isinstance(x, RoPE | MRoPE))
+    return next(found, None)
 
 
 def pattern(layers: Sequence[LayerEncoding]) -> str:

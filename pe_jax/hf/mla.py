@@ -8,7 +8,7 @@ from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
 from pe_jax.encodings.sums import Sum
 from pe_jax.hf.keys import REQUIRED
-from pe_jax.hf.kinds import FULL, INDEXED, OTHERS, doubled
+from pe_jax.hf.layer_types import FULL, INDEXED, OTHERS, doubled
 from pe_jax.hf.layers import LayerEncoding, parts
 from pe_jax.hf.rotary import PARTIAL, Rotary, with_sink
 from pe_jax.validation import require
@@ -32,8 +32,8 @@ class MLA(Rotary):
     rotary: int = 64
 
     def read(self, keys):
-        kinds = self._kinds(keys)
-        turns = self.rotates(keys, kinds) if self.rotates else [True] * len(kinds)
+        types = self._types_of_layers(keys)
+        turns = self.rotates(keys, types) if self.rotates else [True] * len(types)
         rotary = keys.integer("qk_rope_head_dim", default=self.rotary, low=0 if self.rotates else 1)
         width = keys.integer("qk_nope_head_dim", default=self.content) + rotary
         for key in ("head_dim", "qk_head_dim"):
@@ -42,20 +42,20 @@ class MLA(Rotary):
         wrap = with_sink if self.sinks else lambda encoding: encoding
         return [
             LayerEncoding(None, width)
-            if kind in OTHERS
+            if layer_type in OTHERS
             else LayerEncoding(
                 wrap(rope if rope and rotated else Encoding()),
                 width,
                 scale=scale,
                 rotary_last=bool(rope) and rotated,
-                extras=dataclasses.replace(self.extras, indexer=kind == INDEXED),
+                extras=dataclasses.replace(self.extras, indexer=layer_type == INDEXED),
             )
-            for kind, rotated in zip(kinds, turns, strict=True)
+            for layer_type, rotated in zip(types, turns, strict=True)
         ]
 
-    def _kinds(self, keys):
-        if self.kinds is not doubled:
-            return super()._kinds(keys)
+    def _types_of_layers(self, keys):
+        if self.layer_types is not doubled:
+            return super()._types_of_layers(keys)
         count = 2 * keys.layers("num_layers") if keys.get("num_layers") is not None else REQUIRED
         return [FULL] * keys.layers("num_hidden_layers", default=count)
 

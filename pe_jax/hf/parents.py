@@ -26,9 +26,9 @@ def listed(section: str) -> dict[str, str]:
 TYPES, SIZES = listed("text"), listed("sizes")
 
 
-def sized(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def sized(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     """The config with transformers' defaults of its type for the sizes that it leaves out."""
-    for names, size in zip((LAYERS, WIDTH, HEADS), SIZES.get(kind, "").split(), strict=False):
+    for names, size in zip((LAYERS, WIDTH, HEADS), SIZES.get(model_type, "").split(), strict=False):
         if all(config.get(name) is None for name in names):
             config = {**config, names[0]: int(size)}
     return config
@@ -39,11 +39,11 @@ def text(config: Mapping[str, Any], as_dict: Any, families: Any) -> Mapping[str,
     inner = next((config[name] for name in TEXT if config.get(name) is not None), None)
     parent = str(config.get("model_type"))
     named = [parent + end for end in OWN if parent + end in families]
-    kind = TYPES.get(parent) or next(iter(named), None)
+    model_type = TYPES.get(parent) or next(iter(named), None)
     if inner is None:  # some have the text's keys next to their own
-        flat = kind and parent not in families and any(name in config for name in LAYERS)
-        return {**config, "model_type": kind} if flat else config
+        flat = model_type and parent not in families and any(name in config for name in LAYERS)
+        return {**config, "model_type": model_type} if flat else config
     inner = as_dict(inner)
     if inner.get("model_type") in (None, parent):
-        inner = {**inner, "model_type": kind or parent}
+        inner = {**inner, "model_type": model_type or parent}
     return text(sized(inner, str(inner.get("model_type"))), as_dict, families)

@@ -14,7 +14,17 @@ from pe_jax.encodings.sink import SinkLogit
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.temperature import Temperature
 from pe_jax.hf.keys import LAYERS, Keys
-from pe_jax.hf.kinds import CHUNKED, FULL, INDEXED, LINEAR, OTHERS, RENAMED, SLIDING, Each, Switch
+from pe_jax.hf.layer_types import (
+    CHUNKED,
+    FULL,
+    INDEXED,
+    LINEAR,
+    OTHERS,
+    RENAMED,
+    SLIDING,
+    Each,
+    Switch,
+)
 from pe_jax.hf.layers import Extras, Family, LayerEncoding
 from pe_jax.validation import is_int, is_real, require, shown
 
@@ -47,7 +57,7 @@ class Rotary(Family):
       base: where the config has none.
       partial: the fraction that is rotated where the config has none.
       head_dim: where the config has none; None: width/heads.
-      kinds: the type of each layer, from keys and the number of layers, without `layer_types`.
+      layer_types: gives the type of each layer where the config does not list them.
       typed: whether `layer_types` is read, or what it is called.
       window: the default of `sliding_window`; 0: there is no such key.
       window_key: what it is called.
@@ -86,7 +96,7 @@ class Rotary(Family):
     base: float = 1e4
     partial: float = 1.0
     head_dim: int | None = None
-    kinds: Callable[[Keys, int], list[str]] | None = None
+    layer_types: Callable[[Keys, int], list[str]] | None = None
     typed: bool | str = False
     window: int | None = 0
     window_key: str = "sliding_window"
@@ -120,24 +130,24 @@ class Rotary(Family):
     own_mscale: bool = False
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        kinds = self._kinds(keys)
-        layers = len(kinds)
+        types = self._types_of_layers(keys)
+        layers = len(types)
         if not (isinstance(self.rotates, Switch) and self.rotates.key == "position_embedding_type"):
             rotary = ("rope", "rotary", "rope_gptj", "absolute")  # the last as in BERT's configs
             keys.choice("position_embedding_type", rotary, "rope")
-        widths = {kind: self._head_dim(keys, kind, kinds) for kind in kinds}
-        causal, window = self._mask(keys, kinds)
+        widths = {layer_type: self._head_dim(keys, layer_type, types) for layer_type in types}
+        causal, window = self._mask(keys, types)
         bases = self._layer_bases(keys, layers)
-        turns = self.rotates(keys, kinds) if self.rotates else [True] * layers
+        turns = self.rotates(keys, types) if self.rotates else [True] * layers
         if not any(turns):
             for key in ("rope_parameters", "rope_scaling", "rope_theta", *PARTIAL):
                 keys.get(key)  # of a rotation that is switched off
         encodings = self._encodings(keys, widths) if any(turns) else {}
         unrotated = self._unrotated(keys)
         norm = self._qk_norm(keys)
-        scales = {kind: self._scale(keys, widths[kind]) for kind in widths}
+        scales = {layer_type: self._scale(keys, widths[layer_type]) for layer_type in widths}
         cap, chunk = self._cap(keys), None
-        if CHUNKED in kinds:
+        if CHUNKED in types:
             fix = "layers of type 'chunked_attention' need a number of tokens"
             require(not keys.has_none("attention_chunk_size"), "attention_chunk_size", None, fix)
             chunk = keys.integer("attention_chunk_size", default=8192)
@@ -152,20 +162,21 @@ class Rotary(Family):
         images = keys.get("use_bidirectional_attention", default=self.images) == "vision"
         rate = keys.real("tokens_per_second", default=None) if self.timed else None
         entries = []
-        for kind, rotated, base in zip(kinds, turns, bases, strict=True):
-            if kind in OTHERS:
-                entries.append(LayerEncoding(None, widths[kind], stack=self.stack, causal=causal))
+        for layer_type, rotated, base in zip(types, turns, bases, strict=True):
+            if layer_type in OTHERS:
+                width = widths[layer_type]
+                entries.append(LayerEncoding(None, width, stack=self.stack, causal=causal))
                 continue
-            encoding = encodings[kind] if rotated and base != 0 else unrotated
+            encoding = encodings[layer_type] if rotated and base != 0 else unrotated
             if base and isinstance(encoding, RoPE):
                 encoding = dataclasses.replace(encoding, base=base)
             entries.append(
                 LayerEncoding(
-                    with_sink(encoding) if kind in self.sinks else encoding,
-                    widths[kind],
-                    window=window if kind in windowed else None,
-                    chunk=chunk if kind == CHUNKED else None,
-                    scale=scales[kind],
+                    with_sink(encoding) if layer_type in self.sinks else encoding,
+                    widths[layer_type],
+                    window=window if layer_type in windowed else None,
+                    chunk=chunk if layer_type == CHUNKED else None,
+                    scale=scales[layer_type],
                     logit_cap=cap,
                     causal=causal,
                     stack=self.stack,
@@ -173,8 +184,8 @@ class Rotary(Family):
                     extras=dataclasses.replace(
                         numbers,
                         qk_norm=norm and (rotated or not self.tempered),
-                        bidirectional="images" if images and kind == SLIDING else "",
-                        indexer=kind == INDEXED,
+                        bidirectional="images" if images and layer_type == SLIDING else "",
+                        indexer=layer_type == INDEXED,
                     ),
                 )
             )
@@ -191,20 +202,20 @@ class Rotary(Family):
         require(ok, "layer_rope_theta", bases, fix)
         return list(bases[:layers])
 
-    def _kinds(self, keys: Keys) -> list[str]:
+    def _types_of_layers(self, keys: Keys) -> list[str]:
         name = self.typed if isinstance(self.typed, str) else "layer_types"
         types = keys.get(name) if self.typed else None
         letters = keys.get("hybrid_override_pattern") if name != "layer_types" else None
         types = list(letters) if types is None and isinstance(letters, str) else types
-        if types is None and name != "layer_types" and self.kinds is None:
+        if types is None and name != "layer_types" and self.layer_types is None:
             types = [LINEAR, "moe", FULL, "mlp"]  # Nemotron-H, by default
         if name != "layer_types" and isinstance(types, list | tuple):  # it says how many
             keys.get(*LAYERS)
             layers = len(types)
         else:
             layers = keys.layers()
-        if self.kinds is not None:
-            default = self.kinds(keys, layers)  # the list takes precedence
+        if self.layer_types is not None:
+            default = self.layer_types(keys, layers)  # the list takes precedence
         elif self.window == 0:
             default = [FULL] * layers
         else:
@@ -216,12 +227,12 @@ class Rotary(Family):
         ok = ok and len(types) in (layers, layers + mtp)
         types = types[:layers] if ok else types
         require(ok, name, types, f"pass a list with a name for each of {layers} layers")
-        types = [RENAMED.get(kind, kind) if isinstance(kind, str) else kind for kind in types]
-        if isinstance(self.kinds, Each):
-            types = [self.kinds.full if kind == FULL else kind for kind in types]
+        types = [RENAMED.get(x, x) if isinstance(x, str) else x for x in types]
+        if isinstance(self.layer_types, Each):
+            types = [self.layer_types.full if x == FULL else x for x in types]
         names = (FULL, SLIDING, CHUNKED, INDEXED, *OTHERS)
-        for kind in types:
-            require(kind in names, name, kind, f"choose of {', '.join(names)}")
+        for layer_type in types:
+            require(layer_type in names, name, layer_type, f"choose of {', '.join(names)}")
         last = FULL if self.global_head_dim is not None else types[-1]
         return [*types[:-1], last]  # Gemma 4's is full whatever the list says
 
@@ -238,9 +249,9 @@ class Rotary(Family):
         value = keys.integer(*names, default=self.window, low=0)
         return (value or None) if on else None
 
-    def _mask(self, keys: Keys, kinds: Sequence[str]) -> tuple[bool, int | None]:
+    def _mask(self, keys: Keys, types: Sequence[str]) -> tuple[bool, int | None]:
         window = self._window(keys)
-        if SLIDING in kinds:
+        if SLIDING in types:
             fix = "layers of type 'sliding_attention' need a number of tokens"
             require(window is not None, self.window_key, keys.get(self.window_key), fix)
         if self.half_window is not None and window is not None:
@@ -261,26 +272,26 @@ class Rotary(Family):
             return True, window
         return False, None if window is None else window // 2 + self.bidirectional
 
-    def _head_dim(self, keys: Keys, kind: str, kinds: Sequence[str]) -> int:
+    def _head_dim(self, keys: Keys, layer_type: str, types: Sequence[str]) -> int:
         default = keys.head_dim(self.head_dim)
         if self.global_head_dim is None:
             return default
         wide = keys.integer("global_head_dim", default=self.global_head_dim)
         layers = keys.mapping("per_layer_config")
         if layers is None:
-            return wide if kind == FULL and not keys.has_none("per_layer_config") else default
-        widths_of = {kind: default for kind in kinds}
+            return wide if layer_type == FULL and not keys.has_none("per_layer_config") else default
+        widths_of = {layer_type: default for layer_type in types}
         for index, settings in layers.items():
             number = int(index) if str(index).isdigit() else -1
-            ok = 0 <= number < len(kinds) and isinstance(settings, Mapping)
+            ok = 0 <= number < len(types) and isinstance(settings, Mapping)
             require(ok, "per_layer_config", {index: settings}, "pass layer number → settings")
-            widths_of[kinds[number]] = settings.get("head_dim", default)
+            widths_of[types[number]] = settings.get("head_dim", default)
         listed = {int(i): settings.get("head_dim", default) for i, settings in layers.items()}
-        widths = [listed.get(i, default) for i in range(len(kinds))]
-        same = all(widths_of[kind] == width for kind, width in zip(kinds, widths, strict=True))
+        widths = [listed.get(i, default) for i in range(len(types))]
+        same = all(widths_of[x] == width for x, width in zip(types, widths, strict=True))
         same = same and all(is_int(width, 1) for width in widths)
         require(same, "per_layer_config", layers, "layers of one type must have one head_dim")
-        return widths_of[kind]
+        return widths_of[layer_type]
 
     def _cap(self, keys: Keys) -> float | None:
         if self.cap is None or keys.has_none(self.cap[0]):
@@ -319,24 +330,24 @@ class Rotary(Family):
         if self.rotary_dim is not None:
             require(rotary_dim is not None, "rotary_dim", None, "pass a number of channels")
         encodings = {}
-        for kind, head_dim in widths.items():
-            if kind in OTHERS:
+        for layer_type, head_dim in widths.items():
+            if layer_type in OTHERS:
                 continue
-            if nested and kind not in parameters:
+            if nested and layer_type not in parameters:
                 names = shown(", ".join(map(str, parameters)))[1:-1]
-                fix = f"it has no settings for layers of type {kind!r}"
+                fix = f"it has no settings for layers of type {layer_type!r}"
                 raise ValueError(f"rope_parameters has settings for {names}: {fix}")
-            settings = parameters[kind] if nested else parameters
+            settings = parameters[layer_type] if nested else parameters
             if settings is None:
-                encodings[kind] = Encoding()  # a type without RoPE
+                encodings[layer_type] = Encoding()  # a type without RoPE
                 continue
             settings = dict(settings)
             if nested and settings.get("rope_type", settings.get("type")) == "yarn":
                 if settings.get("truncate") is False:
                     text = "transformers 5.23 leaves it unread where layer types are nested"
-                    name = f"rope_parameters[{kind!r}]['truncate']"
+                    name = f"rope_parameters[{layer_type!r}]['truncate']"
                     warnings.warn(f"{name}=False is read; {text}", stacklevel=5)
-            base, scaled = self._base(keys, kind)
+            base, scaled = self._base(keys, layer_type)
             if not (nested or scaled):
                 settings = {}
             share = partial
@@ -344,10 +355,9 @@ class Rotary(Family):
                 fix = f"pass at most head_dim={head_dim}"
                 require(rotary_dim <= head_dim, "rotary_dim", rotary_dim, fix)
                 share = hugging_face.partial(rotary_dim / head_dim, head_dim)
-            encodings[kind] = self._encoding(keys, settings, head_dim, base, share)
-            rotated = (
-                encodings[kind].rotary_dim(head_dim) if isinstance(encodings[kind], RoPE) else None
-            )
+            encoding = self._encoding(keys, settings, head_dim, base, share)
+            encodings[layer_type] = encoding
+            rotated = encoding.rotary_dim(head_dim) if isinstance(encoding, RoPE) else None
             if rotary_dim is not None and rotated != rotary_dim:
                 fix = f"the partial factor says {rotated}; keep one of them"
                 require(rotated is None, "rotary_dim", rotary_dim, fix)
@@ -364,20 +374,22 @@ class Rotary(Family):
             raise ValueError(f"{both} differ; keep one of them")
         nested = any(isinstance(value, Mapping) for value in parameters.values())
         if nested:
-            parameters = {RENAMED.get(kind, kind): value for kind, value in parameters.items()}
-            for kind, value in parameters.items():
+            parameters = {RENAMED.get(x, x): value for x, value in parameters.items()}
+            for layer_type, value in parameters.items():
                 ok = value is None or isinstance(value, Mapping)
-                require(ok, f"rope_parameters[{shown(kind)}]", value, "pass a dict for each type")
+                require(
+                    ok, f"rope_parameters[{shown(layer_type)}]", value, "pass a dict for each type"
+                )
         return parameters, nested
 
-    def _base(self, keys: Keys, kind: str) -> tuple[float, bool]:
+    def _base(self, keys: Keys, layer_type: str) -> tuple[float, bool]:
         """The base outside of the settings, and whether flat settings act on this layer type."""
         if self.nested is None:
             return keys.get("rope_theta", "rotary_emb_base", default=self.base), True
         fix = f"{keys.model_type!r} has settings for {', '.join(self.nested)}"
-        require(kind in self.nested, "layer_types", kind, fix)
+        require(layer_type in self.nested, "layer_types", layer_type, fix)
         bases = {name: keys.get(*b.keys, default=b.default) for name, b in self.nested.items()}
-        return bases[kind], self.nested[kind].scaled
+        return bases[layer_type], self.nested[layer_type].scaled
 
     def _encoding(self, keys: Keys, fields: dict, head_dim: int, base: float, partial) -> Encoding:
         sections, beta = self._special(fields)
@@ -457,17 +469,18 @@ class Step(Rotary):
         listed = {n: name for n, name in listed.items() if isinstance(keys.get(n), list | tuple)}
         if nested or not listed:
             return shared, nested
-        by_kind: dict[str, dict[str, Any]] = {}
-        for index, kind in enumerate(self._kinds(keys)):
+        by_type: dict[str, dict[str, Any]] = {}
+        for index, layer_type in enumerate(self._types_of_layers(keys)):
             values = {name: keys.get(n)[index : index + 1] for n, name in listed.items()}
             values = {name: value[0] for name, value in values.items() if value}
-            same = by_kind.setdefault(kind, values) == values
+            same = by_type.setdefault(layer_type, values) == values
             require(
                 same, "rope_theta", keys.get("rope_theta"), "layers of one type must have one base"
             )
         keys.config |= dict.fromkeys(listed)
         return {
-            kind: {**values, **(shared if kind == FULL else {})} for kind, values in by_kind.items()
+            layer_type: {**values, **(shared if layer_type == FULL else {})}
+            for layer_type, values in by_type.items()
         }, True
 
 
@@ -475,7 +488,7 @@ class Step(Rotary):
 class Zamba(Rotary):
     """Attention over twice the width: the input and the embeddings side by side."""
 
-    def _head_dim(self, keys, kind, kinds):
+    def _head_dim(self, keys, layer_type, types):
         keys.get("attention_hidden_size")  # twice the width
         double = 2 * Keys(keys.model_type, {**keys.config, "head_dim": None}).head_dim()
         return keys.integer("attention_head_dim", default=double)

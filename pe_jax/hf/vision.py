@@ -65,9 +65,9 @@ class Axial(Family):
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         parameters = dict(keys.mapping("rope_parameters") or {})
-        kind = parameters.pop("rope_type", parameters.pop("type", "axial"))
+        rope_type = parameters.pop("rope_type", parameters.pop("type", "axial"))
         fix = "rows and columns have rope_type 'axial', which pe_jax does not scale"
-        require(kind in ("axial", "default"), "rope_type", kind, fix)
+        require(rope_type in ("axial", "default"), "rope_type", rope_type, fix)
         theta = parameters.pop("rope_theta", None)
         for key, value in parameters.items():
             fix = "an axial rotation has rope_theta alone; the nearest scheme is rope_2d"
@@ -100,11 +100,11 @@ class Axial(Family):
         full = keys.get(self.windowed, default=[7, 15, 23, 31])
         if self.windowed == "layer_types":
             wide = [i % 4 == 3 or i == count - 1 for i in range(count)]
-            kinds = ["full_attention" if x else "window_attention" for x in wide]
-            kinds = keys.per_layer(
-                self.windowed, count, ("full_attention", "window_attention"), kinds
+            types = ["full_attention" if x else "window_attention" for x in wide]
+            types = keys.per_layer(
+                self.windowed, count, ("full_attention", "window_attention"), types
             )
-            full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+            full = [i for i, name in enumerate(types) if name == "full_attention"]
         ok = isinstance(full, list | tuple) and all(is_int(i, 0) for i in full)
         require(ok, self.windowed, full, "pass numbers of layers")
         for key in ("window_size", "tokens_per_second"):
@@ -172,12 +172,12 @@ class BEiT(Family):
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         sides = _patches(keys, 224, 16)
-        kinds = {
+        switches = {
             "use_absolute_position_embeddings": LearnedGrid(*sides, prefix=1),
             "use_shared_relative_position_bias": Swin(*sides, class_token=True, shared=True),
             "use_relative_position_bias": Swin(*sides, class_token=True),
         }
-        schemes = tuple(encoding for name, encoding in kinds.items() if keys.flag(name))
+        schemes = tuple(encoding for name, encoding in switches.items() if keys.flag(name))
         encoding = schemes[0] if len(schemes) == 1 else Sum(schemes) if schemes else Encoding()
         return [LayerEncoding(encoding, keys.head_dim(), **SEEN)] * keys.layers()
 

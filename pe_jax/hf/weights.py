@@ -139,9 +139,12 @@ def _loaded(entry: Mapping[str, Any]) -> Weight:
     return Weight(entry["to"], tuple(entry["names"]), how, part, entry.get("when", ""))
 
 
-WEIGHTS = {kind: tuple(map(_loaded, entries)) for kind, entries in parents.DATA["weights"].items()}
+WEIGHTS = {
+    model_type: tuple(map(_loaded, entries))
+    for model_type, entries in parents.DATA["weights"].items()
+}
 LIKE = parents.listed("weights_alike")
-WEIGHTS |= {other: WEIGHTS[kind] for other, kind in LIKE.items()}
+WEIGHTS |= {other: WEIGHTS[model_type] for other, model_type in LIKE.items()}
 
 
 def listed(model_type: str, layer: LayerEncoding) -> list[tuple[Weight, ...]]:

@@ -109,8 +109,8 @@ def test_granite_has_a_base_for_each_layer_and_none_where_it_is_0():
 
 def test_lfm3s_labels_are_of_the_layers_that_attend():
     layers = hf.encodings({**SIZES, "model_type": "lfm3", "num_hidden_layers": 8})
-    kinds = [layer.encoding and (layer.encoding.base, layer.window) for layer in layers]
-    assert kinds == [None, None, (1e6, None), None, (1e4, 256), None, (1e6, None), None]
+    bases = [layer.encoding and (layer.encoding.base, layer.window) for layer in layers]
+    assert bases == [None, None, (1e6, None), None, (1e4, 256), None, (1e6, None), None]
     assert layers[2].encoding.scaling == Proportional(0.5)
 
 
@@ -260,9 +260,9 @@ NEWER = [  # type, its keys, pattern of the layers that attend, what the first o
 ]
 
 
-@pytest.mark.parametrize("kind, config, pattern, besides", NEWER, ids=[x[0] for x in NEWER])
-def test_newer_types(kind, config, pattern, besides):
-    layers = hf.encodings({**SIZES, "model_type": kind, **config})
+@pytest.mark.parametrize("model_type, config, pattern, besides", NEWER, ids=[x[0] for x in NEWER])
+def test_newer_types(model_type, config, pattern, besides):
+    layers = hf.encodings({**SIZES, "model_type": model_type, **config})
     assert pattern is None or hf.pattern(layers) == pattern
     for name, value in besides.items():
         assert getattr(layers[0], name) == value
@@ -273,8 +273,8 @@ def test_layers_that_an_indexer_serves_are_named():
     freq = {"sparse_attention_config": {"sparse_attention_freq": [0, 1, 1]}}
     layers = hf.encodings(config | freq)
     assert [x.extras.indexer for x in layers] == [False, True, True]
-    kinds = {"layer_types": ["full_attention", *["minimax_m3_sparse"] * 2]}
-    assert hf.encodings(config | kinds) == layers
+    listed = {"layer_types": ["full_attention", *["minimax_m3_sparse"] * 2]}
+    assert hf.encodings(config | listed) == layers
     quarter = {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25}}
     mixed = hf.encodings({**SIZES, "model_type": "qwen4_exp_text", **quarter})
     assert [x.encoding is None for x in mixed] == [True] * 3 + [False]

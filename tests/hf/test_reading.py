@@ -206,9 +206,11 @@ def test_is_causal_opens_the_mask_of_decoders_and_widens_windows_by_one():
     assert hf.encodings({**kept, "is_causal": False}) == hf.encodings(kept)
 
 
-@pytest.mark.parametrize("kind", ["bert", "electra", "roberta", "xlm-roberta", "camembert", "esm"])
-def test_is_decoder_hides_later_tokens(kind):
-    config = {**SIZES, "model_type": kind, "is_decoder": True}
+@pytest.mark.parametrize(
+    "model_type", ["bert", "electra", "roberta", "xlm-roberta", "camembert", "esm"]
+)
+def test_is_decoder_hides_later_tokens(model_type):
+    config = {**SIZES, "model_type": model_type, "is_decoder": True}
     (layer,) = set(hf.encodings(config))
     assert layer.causal and layer.stack == "decoder"
     assert not hf.encodings({**config, "is_causal": False})[0].causal
@@ -405,13 +407,17 @@ def test_an_encoder_that_is_told_to_be_causal_is_refused():
         hf.encodings({**config, "causal": True})
 
 
-@pytest.mark.parametrize(("kind", "rate"), [("qwen3_omni_moe", 13), ("qwen2_5_omni", 25)])
-def test_omni_models_say_the_rate_of_a_video_beside_their_text(kind, rate):
+@pytest.mark.parametrize(("model_type", "rate"), [("qwen3_omni_moe", 13), ("qwen2_5_omni", 25)])
+def test_omni_models_say_the_rate_of_a_video_beside_their_text(model_type, rate):
     text = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2}
-    text |= {"model_type": f"{kind}_text", "rope_scaling": {"mrope_section": [4, 2, 2]}}
-    thinker = {"model_type": f"{kind}_thinker", "text_config": text, "vision_config": {"depth": 2}}
+    text |= {"model_type": f"{model_type}_text", "rope_scaling": {"mrope_section": [4, 2, 2]}}
+    thinker = {
+        "model_type": f"{model_type}_thinker",
+        "text_config": text,
+        "vision_config": {"depth": 2},
+    }
     thinker["position_id_per_seconds"] = rate
-    for config in (thinker, {"model_type": kind, "thinker_config": thinker}):
+    for config in (thinker, {"model_type": model_type, "thinker_config": thinker}):
         assert hf.encodings(config)[0].tokens_per_second == rate
 
 

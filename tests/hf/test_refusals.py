@@ -120,11 +120,11 @@ def test_what_is_not_understood_is_an_error(config, words):
 JUNK = ("junk", -3, 0.3, True, [], [1, "a"], {"a": 1}, {"full_attention": 3}, 10**30, "x" * 900)
 
 
-DISTINCT = {repr(family): kind for kind, family in reversed(hf.FAMILIES.items())}
+DISTINCT = {repr(family): model_type for model_type, family in reversed(hf.FAMILIES.items())}
 
 
-@pytest.mark.parametrize("kind", DISTINCT.values())
-def test_junk_for_any_key_that_is_read_is_one_short_line(kind):
+@pytest.mark.parametrize("model_type", DISTINCT.values())
+def test_junk_for_any_key_that_is_read_is_one_short_line(model_type):
     """Each key that a family reads, with values that no model has: a ValueError, or it is read."""
     sizes = {
         name: 4
@@ -134,20 +134,22 @@ def test_junk_for_any_key_that_is_read_is_one_short_line(kind):
     sizes |= {"hidden_size": 256, "n_embd": 256, "d_model": 256, "embed_dim": 256, "head_dim": 64}
     sizes |= {f"{s}_{n}": 4 for s in ("encoder", "decoder") for n in ("layers", "attention_heads")}
     sizes |= (
-        {"num_heads": [4, 4], "depths": [2, 2]} if kind.startswith("swin") else {"num_heads": 4}
+        {"num_heads": [4, 4], "depths": [2, 2]}
+        if model_type.startswith("swin")
+        else {"num_heads": 4}
     )
-    config = {"model_type": kind, **sizes}
-    sections = getattr(hf.FAMILIES[kind], "sections", None)
+    config = {"model_type": model_type, **sizes}
+    sections = getattr(hf.FAMILIES[model_type], "sections", None)
     if sections:
-        channels = int(64 * hf.FAMILIES[kind].partial) // 2
+        channels = int(64 * hf.FAMILIES[model_type].partial) // 2
         sections = [channels - 2 * (channels // 3), channels // 3, channels // 3]
         config["rope_parameters"] = {"rope_theta": 1e4, "mrope_section": sections}
-    if kind.startswith("mimo_v2"):
+    if model_type.startswith("mimo_v2"):
         config["head_dim"] = 192  # of which its factor takes 64
-    if kind == "moonshine":
+    if model_type == "moonshine":
         config["partial_rotary_factor"] = 0.5  # 0.9 of 64 is odd
-    keys = Keys(kind, config)
-    assert hf.FAMILIES[kind].read(keys)
+    keys = Keys(model_type, config)
+    assert hf.FAMILIES[model_type].read(keys)
     for name in sorted(keys.known | {"rope_scaling", "rope_parameters", "position_x"}):
         for value in JUNK:
             try:

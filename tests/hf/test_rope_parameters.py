@@ -116,12 +116,12 @@ DEPENDENT = {  # on the length, with their frequencies at 8,192 tokens (transfor
 }
 
 
-@pytest.mark.parametrize("kind", DEPENDENT)
-def test_frequencies_that_depend_on_the_length_wait_for_it(kind):
+@pytest.mark.parametrize("rope_type", DEPENDENT)
+def test_frequencies_that_depend_on_the_length_wait_for_it(rope_type):
     """Without one they would be those of short sequences, at any length."""
-    settings, want = DEPENDENT[kind]
+    settings, want = DEPENDENT[rope_type]
     found = rope_scaling.from_hf(
-        {"rope_type": kind, **settings}, head_dim=64, max_position_embeddings=2048
+        {"rope_type": rope_type, **settings}, head_dim=64, max_position_embeddings=2048
     )
     there = found.at_length(8192)
     np.testing.assert_allclose(there.frequencies(64), want, rtol=1e-6)

@@ -48,8 +48,8 @@ class Each:
     def __call__(self, keys: Keys, layers: int) -> list[str]:
         period = keys.integer(self.key, f"_{self.key}", default=self.count)
         shift = (1 - layers) if self.back else not self.first
-        kinds = [self.others if (i + shift) % period else self.full for i in range(layers)]
-        return [*kinds[:-1], self.full if self.last else kinds[-1]]
+        types = [self.others if (i + shift) % period else self.full for i in range(layers)]
+        return [*types[:-1], self.full if self.last else types[-1]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,22 +113,22 @@ class Switch:
     key: str
     on: Any = True
 
-    def __call__(self, keys: Keys, kinds: list[str]) -> list[bool]:
+    def __call__(self, keys: Keys, types: list[str]) -> list[bool]:
         value = keys.get(self.key)
         known = (None, False, self.on, "nope")
         require(any(value is x or value == x for x in known), self.key, value, f"choose of {known}")
-        return [value == self.on] * len(kinds)
+        return [value == self.on] * len(types)
 
 
-def never(keys: Keys, kinds: list[str]) -> list[bool]:
+def never(keys: Keys, types: list[str]) -> list[bool]:
     """No RoPE on any layer."""
-    return [False] * len(kinds)
+    return [False] * len(types)
 
 
-def with_a_base(keys: Keys, kinds: list[str]) -> list[bool]:
+def with_a_base(keys: Keys, types: list[str]) -> list[bool]:
     """RoPE unless its base is None (OLMo Hybrid)."""
     parameters = keys.mapping("rope_parameters") or {}
-    return [parameters.get("rope_theta", 1) is not None] * len(kinds)
+    return [parameters.get("rope_theta", 1) is not None] * len(types)
 
 
 def mimo_layers(keys: Keys, layers: int) -> list[str]:
@@ -151,30 +151,30 @@ def lfm3_layers(keys: Keys, layers: int) -> list[str]:
     return [fours[i % 4] if i else "conv" for i in range(layers)]
 
 
-def listed_rope(keys: Keys, kinds: list[str]) -> list[bool]:
+def listed_rope(keys: Keys, types: list[str]) -> list[bool]:
     """`no_rope_layers`, which lists 1 for layers WITH RoPE, or every n-th without (Llama 4)."""
     interval = keys.integer("no_rope_layer_interval", default=4)
-    rotates = [int((i + 1) % interval != 0) for i in range(len(kinds))]
+    rotates = [int((i + 1) % interval != 0) for i in range(len(types))]
     if keys.get("no_rope_layers"):  # an empty list is none
-        rotates = keys.per_layer("no_rope_layers", len(kinds), (0, 1))
+        rotates = keys.per_layer("no_rope_layers", len(types), (0, 1))
     return [bool(x) for x in rotates]
 
 
-def listed_bases(keys: Keys, kinds: list[str]) -> list[bool]:
+def listed_bases(keys: Keys, types: list[str]) -> list[bool]:
     """All with `layer_rope_theta`; without it all but every fourth, counted from the last."""
     if keys.get("layer_rope_theta") is not None:
-        return [True] * len(kinds)
-    return [(len(kinds) - 1 - i) % 4 != 0 for i in range(len(kinds))]
+        return [True] * len(types)
+    return [(len(types) - 1 - i) % 4 != 0 for i in range(len(types))]
 
 
-def only_sliding(keys: Keys, kinds: list[str]) -> list[bool]:
+def only_sliding(keys: Keys, types: list[str]) -> list[bool]:
     """RoPE only on the layers with a window (Cohere 2)."""
-    return [kind == SLIDING for kind in kinds]
+    return [layer_type == SLIDING for layer_type in types]
 
 
-def sliding_if_any(keys: Keys, kinds: list[str]) -> list[bool]:
+def sliding_if_any(keys: Keys, types: list[str]) -> list[bool]:
     """RoPE only on the layers with a window, if there is one; else on all (EXAONE 4)."""
-    return [kind == SLIDING or keys.has_none("sliding_window") for kind in kinds]
+    return [layer_type == SLIDING or keys.has_none("sliding_window") for layer_type in types]
 
 
 def qwen_layers(keys: Keys, layers: int) -> list[str]:
