@@ -9,10 +9,7 @@ import pytest
 
 from experiments import explore
 from experiments.reporting import plotting, results
-from tests.reporting.comparisons import (
-    HOSTILE,
-    build,
-)
+from tests.reporting.comparisons import HOSTILE, build
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SCHEMES = ("nope", "sinusoidal", "learned", "rope", "alibi", HOSTILE)

@@ -15,14 +15,7 @@ from experiments.reporting import (
     speed_ratios,
     statistics,
 )
-from tests.reporting.comparisons import (
-    DRAWN,
-    HOSTILE,
-    TRAIN,
-    Page,
-    build,
-    table,
-)
+from tests.reporting.comparisons import DRAWN, HOSTILE, TRAIN, Page, build, table
 
 pytestmark = pytest.mark.xdist_group("report")
 

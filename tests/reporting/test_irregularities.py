@@ -6,12 +6,7 @@ import pytest
 
 from experiments.reporting import results
 from experiments.reporting.caveats import irregularities
-from tests.reporting.comparisons import (
-    Page,
-    build,
-    manifest,
-    table,
-)
+from tests.reporting.comparisons import Page, build, manifest, table
 
 pytestmark = pytest.mark.xdist_group("report")
 

@@ -9,13 +9,7 @@ import pytest
 from experiments.reporting import learning_rates, results
 from experiments.reporting.caveats import summary
 from experiments.running import rate_search
-from tests.reporting.comparisons import (
-    SEEDS,
-    Page,
-    build,
-    printed,
-    table,
-)
+from tests.reporting.comparisons import SEEDS, Page, build, printed, table
 
 pytestmark = pytest.mark.xdist_group("report")
 

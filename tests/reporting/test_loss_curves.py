@@ -9,12 +9,7 @@ from matplotlib.text import Text
 from experiments.reporting import figures, results
 from experiments.reporting.caveats import summary
 from experiments.reporting.loss_curves import curve, still_falling
-from tests.reporting.comparisons import (
-    TRAIN,
-    Page,
-    build,
-    table,
-)
+from tests.reporting.comparisons import TRAIN, Page, build, table
 
 pytestmark = pytest.mark.xdist_group("report")
 

@@ -9,15 +9,7 @@ from experiments.reporting import results, statistics
 from experiments.reporting.caveats import summary
 from experiments.reporting.sentences import first_screen
 from experiments.reporting.verdicts import verdicts
-from tests.reporting.comparisons import (
-    HOSTILE,
-    SEEDS,
-    TRAIN,
-    Page,
-    build,
-    printed,
-    table,
-)
+from tests.reporting.comparisons import HOSTILE, SEEDS, TRAIN, Page, build, printed, table
 
 pytestmark = pytest.mark.xdist_group("report")
 
