@@ -6,7 +6,7 @@ The byte model and the data of configs/extend.py:train, trained from scratch wit
 five seeds: RoPE, T5, ALiBi, KERPLE, FoX, windows with a layer without positions, and, as the floor,
 chunks of 64, which cannot see most passkeys. The learning rate is that of configs/extend.py:train
 for all; for encodings with parameters the best of 1, 10, 30 and 90 times that for these is chosen
-by the loss of validation text at 256. Three seeds of six encodings took an hour on two CPU cores.
+by the loss of validation text at 256. 47 runs, under two hours on two busy CPU cores.
 `configs/extend.py:passkeys` then asks all of these models for passkeys, and
 applies ReRoPE to the RoPE models.
 
