@@ -33,7 +33,10 @@ def contiguous(length: int, offset: int | jax.Array = 0) -> jax.Array:
     """
     ok = is_int(length, 0) or jax.export.is_symbolic_dim(length)
     require(ok, "length", length, "pass an integer of at least 0")
-    return jnp.arange(length, dtype=jnp.int32) + as_positions(offset, name="offset")
+    index = jnp.arange(length, dtype=jnp.int32)
+    return (
+        index if type(offset) is int and not offset else index + as_positions(offset, name="offset")
+    )
 
 
 def per_segment(segments) -> jax.Array:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.base import Encoding, Params
 from pe_jax.encodings.terms import Side, Sink, Tokens, select
-from pe_jax.engines import outside
+from pe_jax.engines import pipeline
 from pe_jax.engines.attention_spec import AttentionSpec
 
 
@@ -36,7 +36,7 @@ def arguments(
 
     def side(name: str, x: jax.Array, tokens: Tokens) -> Side:
         tokens_first = jnp.swapaxes(jnp.asarray(x), 1, 2)
-        rotated = outside.rotate(terms, name, tokens_first, tokens.positions, states)
+        rotated = pipeline.rotate(terms, name, tokens_first, tokens.positions, states)
         return Side(jnp.swapaxes(rotated, 1, 2), x, states, tokens)
 
     q, k, v = qkv

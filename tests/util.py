@@ -28,7 +28,7 @@ from pe_jax.encodings.terms import (
     select,
 )
 from pe_jax.encodings.terms import scale as terms_scale
-from pe_jax.engines import outside
+from pe_jax.engines import pipeline
 from pe_jax.engines.tiled import Tiled, TileSizes
 from pe_jax.positions import per_segment
 
@@ -138,7 +138,7 @@ def rotate(encoding: Encoding, side: str, params: Params, x, positions) -> jax.A
         t.state(flat_x, positions) if isinstance(t, Rotation) and t.state is not None else None
         for t in found
     )
-    return outside.rotate(found, side, jnp.asarray(x), positions, states)
+    return pipeline.rotate(found, side, jnp.asarray(x), positions, states)
 
 
 def distance_bias(encoding: Encoding, params: Params, distance, dims: Dims = DIMS) -> jax.Array:

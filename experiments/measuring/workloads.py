@@ -26,7 +26,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.base import Dims, Encoding, abstract_terms, adds_to_input
 from pe_jax.encodings.terms import Side, Tokens
-from pe_jax.engines import outside
+from pe_jax.engines import pipeline
 from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.dispatch import IMPLEMENTATIONS
@@ -185,8 +185,8 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
         states = tuple(
             None if t.state is None else t.state(flat(q), positions[None]) for t in terms
         )
-        rotated_q = outside.rotate(terms, "q", q, positions, states)
-        rotated_k = outside.rotate(terms, "k", k, positions, states)
+        rotated_q = pipeline.rotate(terms, "q", q, positions, states)
+        rotated_k = pipeline.rotate(terms, "k", k, positions, states)
 
         def side(rotated, raw) -> Side:
             x, raw, swapped = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), (rotated, raw, states))
@@ -197,13 +197,13 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
         out = jax.nn.dot_product_attention(
             rotated_q,
             rotated_k,
-            outside.rotate_values(terms, v, positions),
+            pipeline.rotate_values(terms, v, positions),
             None if bias is None else bias.astype(q.dtype),
             scale=kinds.scale(terms, sizes.head_dim),
             is_causal=sizes.causal,
             implementation="cudnn" if engine == NAIVE_CUDNN else None,
         )
-        return outside.rotate_output(terms, out, positions)
+        return pipeline.rotate_output(terms, out, positions)
 
     def ours(params, q, k, v):
         implementation = None if engine == OURS else engine

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params
-from pe_jax.encodings.terms import Side, Term, Tokens
-from pe_jax.engines import checks, dispatch, encoding_checks, outside
-from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.encodings.terms import Term, Tokens
+from pe_jax.engines import checks, dispatch, encoding_checks, pipeline
+from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.axes import under_auto_axes
 from pe_jax.engines.sharded.heads import HeadsOfDevice
@@ -130,82 +130,70 @@ def attention(
       TypeError: an argument of another type or dtype (float64 too), or of another name.
     """
     checks.no_others(others)
-    checks.arrays(q, k, v)
+    sizes = checks.sizes(q, k, v)
     checks.layout(layout)
     require_bool("return_lse", return_lse)
-    (*batch, queries, heads, _), keys = q.shape, k.shape[-3]
+    queries, keys, like = sizes.queries, sizes.keys, q.shape[:-1]
 
     # The scheme and the sizes.
-    encoding = encoding_checks.encoding(encoding)
-    encoding, window, sinks, chunks = checks.window(encoding, window, sinks)
-    dims = checks.dims(dims, q, k, x, heads_axis)
+    layer = encoding_checks.layer(encoding, window, sinks)
+    encoding, window, sinks = layer.encoding, layer.window, layer.sinks
+    claims = encoding.claims
+    dims = checks.dims(dims, sizes, x, heads_axis)
     encoding.check(dims)
-    name, claims = encoding_checks.title(encoding), encoding.claims
     encoding_checks.embedded(encoding, dims, embedded)
 
     # Where tokens are, and what they may see.
-    q_segments, k_segments = checks.lengths(q_lengths, k_lengths, q_segments, k_segments, q, k)
+    q_ids, k_ids = checks.segments(sizes, q_segments, k_segments, q_lengths, k_lengths)
     explicit = {"q_positions": q_positions, "k_positions": k_positions}
-    q_positions, k_positions = checks.positions(claims, q, k, q_positions, k_positions, name)
-    encoding = encoding_checks.at_length(encoding, queries, explicit, q_segments)
-    contiguous = q_positions is None
-    q_ids, k_ids = checks.segments(q_segments, k_segments, q, k)
-    aligned = queries == keys and q_index is None and k_index is None and k_segments is None
+    positions = checks.positions(claims, sizes, q_positions, k_positions, layer.name)
+    encoding = encoding_checks.at_length(encoding, queries, explicit, q_ids)
+    contiguous = positions[0] is None
+    aligned = queries == keys and q_index is None and k_index is None and k_ids is q_ids
     causal = checks.causal(encoding, causal, mask)
     ordered = causal or window is not None
-    q_index, k_index = checks.indices(q_index, k_index, q, k, layout, ordered)
+    q_index, k_index = checks.indices(q_index, k_index, sizes, layout, ordered)
 
     # What is added, the softmax, and how it runs.
     params = encoding_checks.params(encoding, params, dims)
-    terms = checks.terms(terms, dims, claims.axes) + checks.mask_terms(mask, q, keys)
-    terms = encoding.terms(params, dims) + terms + chunks
-    checks.layer_input(terms, name, x, q.shape[:-2], keys, dims)
-    checks.value_width(terms, v, claims.axes)
-    traced, scale, logit_cap = checks.scale_and_cap(terms, scale, logit_cap)
-    terms += traced
-    dropout = checks.dropout(q, dropout_rate, dropout_key)
-    pairs = (*batch, heads, queries, keys)
-    arrays = checks.pair_arrays(mask, bias, pairs, implementation, layout)
-    if not (queries and keys and q.size):
-        out = jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
-        return (out, jnp.full(out.shape[:-1], LOWEST)) if return_lse else out
+    masks = checks.mask_terms(mask, sizes.rows, keys)
+    layer = layer._replace(encoding=encoding)
+    added = pipeline.gather(layer, params, dims, terms, masks, scale, logit_cap)
+    terms = added.terms
+    checks.inputs(terms, layer.name, x, sizes, dims, claims.axes)
+    dropout = checks.dropout(sizes, dropout_rate, dropout_key)
+    options = checks.pair_arrays(mask, bias, sizes.pairs, implementation, layout)
+    options |= {} if dropout is None else {"dropout": dropout}
+    result = jax.ShapeDtypeStruct((*like, sizes.value_width), v.dtype)
+    if not (queries and keys and sizes.rows):
+        out = jnp.zeros(result.shape, v.dtype)
+        return (out, jnp.full(like, LOWEST)) if return_lse else out
 
+    # Padding, states and rotations. Positions restart in each segment where more than the distance
+    # counts.
     x = x if kinds.reads_input(terms) else None
-    if q_ids is not None or "mask" in arrays:
-        q, k, v, x = outside.hide_padding(q_ids, k_ids, arrays.get("mask"), q, k, v, x)
-
-    # States and rotations. Positions restart in each segment where more than the distance counts.
-    positions = [q_positions, k_positions]
+    if q_ids is not None or "mask" in options:
+        q, k, v, x = pipeline.hide_padding(q_ids, k_ids, options.get("mask"), q, k, v, x)
+    tokens, places = ((*sizes.batch, queries), (*sizes.batch, keys)), positions
     if contiguous:
-        positions = [layout.order(queries)] * 2
+        positions = places = [layout.order(queries)] * 2
         if q_ids is not None and kinds.is_absolute(terms, claims.absolute_rotation):
-            positions = [layout.per_segment(ids).reshape(q.shape[:-2]) for ids in (q_ids, k_ids)]
-    tokens = q.shape[:-2], k.shape[:-2]
-    q_states, k_states = outside.states(terms, layout, x, positions, tokens, dims.heads)
+            positions = [layout.per_segment(ids).reshape(tokens[0]) for ids in (q_ids, k_ids)]
+    states = pipeline.states(terms, layout, x, positions, tokens, dims.heads)
     if heads_axis is not None:
         share = functools.partial(HeadsOfDevice(heads_axis), axis=-2)
-        q_states, k_states = jax.tree.map(share, (q_states, k_states))
+        states = jax.tree.map(share, states)
         terms = checks.some_heads(terms, dropout, heads_axis)
-    q_lengths = k_lengths = None
+    lengths: Any = None, None
     if q_ids is not None and any(term.by_length for term in kinds.select(terms, kinds.Rotates)):
-        sides = (q, q_ids, k_ids), (k, k_ids, q_ids)
-        q_lengths, k_lengths = (
-            pos.document_lengths(ids, other_ids).reshape(x.shape[:-2])
-            for x, ids, other_ids in sides
-        )
-    q_rotated = outside.rotate(terms, "q", q, positions[0], q_states, q_lengths)
-    k_rotated = outside.rotate(terms, "k", k, positions[1], k_states, k_lengths)
-    v_rotated = outside.rotate_values(terms, v, positions[1], k_lengths)
-    checks.same_width(q_rotated, k_rotated, terms)
+        sides = (q_ids, k_ids, tokens[0]), (k_ids, q_ids, tokens[1])
+        lengths = [pos.document_lengths(*ids).reshape(shape) for *ids, shape in sides]
+    q_side, k_side, v = pipeline.rotated(terms, q, k, v, positions, states, lengths)
 
-    # The call as engines take it: heads first, one axis of rows.
+    # The call as engines take it: one axis of rows.
     restarts = contiguous and q_ids is not None and kinds.reads_positions(terms)
-    engine_positions = positions
-    if contiguous:
-        engine_positions = [layout.per_segment(q_ids) if restarts else layout.order(queries)] * 2
-    q_at, k_at = (_flat(at, 1 + (claims.axes > 1)) for at in engine_positions)
-    pairs = zip(terms, k_states, strict=True)
-    k_states = tuple(state if term.key_width else None for term, state in pairs)
+    places = [layout.per_segment(q_ids)] * 2 if restarts else places
+    q_at, k_at = (_flat(at, 1 + (claims.axes > 1)) for at in places)
     q_index, k_index = _flat(q_index, 1), _flat(k_index, 1)
     q_rank, k_rank = None, None
     if k_ids is not None and (sinks or kinds.select(terms, kinds.Mask)):
@@ -213,8 +201,6 @@ def attention(
         if not aligned:
             q_rank = pos.rank_of(q_index, q_ids, k_index, k_ids)
             k_rank = pos.rank_of(k_index, k_ids, k_index, k_ids)
-    sides = q_rotated, k_rotated, v_rotated, *outside.read_raw(terms, q, k), q_states, k_states
-    q_x, k_x, v_x, q_raw, k_raw, q_states, k_states = jax.tree.map(outside.heads_first, sides)
     spec = AttentionSpec(
         dims,
         causal,
@@ -224,21 +210,16 @@ def attention(
         contiguous=contiguous and not restarts,
         restarts=restarts,
         lse=return_lse or kinds.reads_lse(terms),
-        scale=scale,
-        logit_cap=logit_cap,
+        scale=added.scale,
+        logit_cap=added.logit_cap,
     )
-    q_side = Side(q_x, q_raw, q_states, Tokens(q_at, q_index, q_ids, q_rank))
-    k_side = Side(k_x, k_raw, k_states, Tokens(k_at, k_index, k_ids, k_rank))
-    call = dispatch.Call(spec, terms, q_side, k_side, v_x)
-    options = arrays if dropout is None else arrays | {"dropout": dropout}
-    out, lse = dispatch.engine(implementation, layout, call, name, **options)(*call)
-    out, lse = outside.rescale(terms, q_states, out, lse)
-    if not contiguous:
-        sides = q_side.tokens, k_side.tokens
-        out, lse = outside.nan_beyond(encoding.valid_length(), sides, (out, lse))
-    out = jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
-    out = outside.rotate_output(terms, out, positions[0], q_lengths)
-    return (out, jnp.swapaxes(lse, 1, 2).reshape(*batch, queries, heads)) if return_lse else out
+    q_side = q_side._replace(tokens=Tokens(q_at, q_index, q_ids, q_rank))
+    k_side = k_side._replace(tokens=Tokens(k_at, k_index, k_ids, k_rank))
+    call = Call(spec, terms, q_side, k_side, v)
+    run = dispatch.engine(implementation, layout, call, layer.name, **options)
+    valid = None if contiguous else encoding.valid_length()
+    out, lse = pipeline.finish(call, run(*call), positions[0], lengths[0], valid, result)
+    return (out, lse) if return_lse else out
 
 
 def _flat(x: jax.Array, axes: int) -> jax.Array:

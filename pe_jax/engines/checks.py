@@ -10,7 +10,7 @@ width, A axes of a position.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.export
@@ -21,7 +21,6 @@ from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, require_dims
 from pe_jax.encodings.terms import Term, select
-from pe_jax.encodings.windowed import Windowed, require_window
 from pe_jax.engines import encoding_checks
 from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded.heads import HeadsOfDevice
@@ -29,7 +28,7 @@ from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.engines.tiled import Tiled
 from pe_jax.numerics.arrays import require_array, require_key
 from pe_jax.numerics.position_arrays import as_positions, check_near, concrete
-from pe_jax.validation import is_real, python_ints, require, require_bool, shown
+from pe_jax.validation import is_real, require, require_bool, shown
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 NAMES = {  # of `jax.nn.dot_product_attention`, Flax and PyTorch, and what to pass here
@@ -61,48 +60,70 @@ def no_others(others: dict[str, Any]) -> None:
 # --- Arrays and sizes ---
 
 
-def arrays(q: Any, k: Any, v: Any, batch: str = "*B") -> None:
-    """Raises unless q, k and v are float arrays that fit; `batch` is "*B", or "B" for one axis.
+class Sizes(NamedTuple):
+    """Those of q [*B, T, H, E], k [*B, S, K, E] and v [*B, S, K, F]: further checks read them."""
+
+    batch: tuple[int, ...]
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    width: int
+    value_width: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch, all its axes as one."""
+        return math.prod(self.batch)
+
+    @property
+    def pairs(self) -> tuple[int, ...]:
+        """The shape of scores: [*B, H, T, S]."""
+        return (*self.batch, self.heads, self.queries, self.keys)
+
+
+def sizes(q: Any, k: Any, v: Any, batch: str = "*B") -> Sizes:
+    """The sizes of float arrays that fit; `batch` is "*B", or "B" for one axis.
 
     Engines compute in float32, so float64 is refused. (Without `jax_enable_x64` JAX converts
     NumPy's float64 to float32.)
     """
-    for name, x in {"q": q, "k": k, "v": v}.items():
-        require_array(name, x)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if getattr(x, "dtype", None) not in DTYPES:
+            require_array(name, x)
         if x.ndim < 3 or (batch == "B" and x.ndim != 4):
             raise ValueError(f"{name} has shape {x.shape}; pass [{batch}, length, heads, width]")
-        if jax.dtypes.canonicalize_dtype(x.dtype) not in DTYPES:
+        if x.dtype not in DTYPES and jax.dtypes.canonicalize_dtype(x.dtype) not in DTYPES:
             raise TypeError(f"{name} has dtype {x.dtype}; pass float32, bfloat16 or float16")
-    if 0 in q.shape[-2:]:
+    *rows, queries, heads, width = q.shape
+    keys, kv_heads = k.shape[-3:-1]
+    if 0 in (heads, width):
         raise ValueError(f"q has shape {q.shape}; pass at least one head and one channel")
     if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1]:
         shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
         fix = "q and k share batch axes, k and v all but the width"
         raise ValueError(f"{shapes} do not fit: {fix}")
-    same_width(q, k)
-    heads, kv_heads = q.shape[-2], k.shape[-2]
+    same_width(q.shape, k.shape)
     if kv_heads == 0 or heads % kv_heads:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
         raise ValueError(f"k has {kv_heads} heads, but q has {heads}; use one of {divisors}")
+    return Sizes(tuple(rows), queries, keys, heads, kv_heads, width, v.shape[-1])
 
 
-def same_width(q: jax.Array, k: jax.Array, terms: tuple = ()) -> None:
-    """Raises unless widths are equal; rotated by `terms`, q may have several views per key."""
-    views = kinds.views(terms)
+def same_width(q: tuple[int, ...], k: tuple[int, ...], views: Any = None) -> None:
+    """Raises unless q and k of these shapes are as wide; q may have several `views` per key."""
     count = views.count if views is not None and views.shared_keys else 1
-    if q.shape[-1] != count * k.shape[-1]:
-        raise ValueError(f"q {q.shape}, k {k.shape} do not fit: q and k need the same width")
+    if q[-1] != count * k[-1]:
+        raise ValueError(f"q {q}, k {k} do not fit: q and k need the same width")
 
 
-def dims(
-    dims: Dims | None, q: jax.Array, k: jax.Array, x: Any = None, heads_axis: str | None = None
-) -> Dims:
-    """`dims` after a check, or the sizes of q [*B, T, H, E] and k [*B, S, K, E].
+def dims(dims: Dims | None, sizes: Sizes, x: Any = None, heads_axis: str | None = None) -> Dims:
+    """`dims` after a check, or those of a call's sizes.
 
     The model's width is then that of the layer's input x [*B, T, D]; without one, H·E. Where
     devices along `heads_axis` share the heads, q and k have some of them, `dims` counts all.
     """
-    heads, head_dim = q.shape[-2:]
+    heads, head_dim = sizes.heads, sizes.width
     if heads_axis is not None:
         require(dims is not None, "dims", None, f"heads_axis={heads_axis!r} needs the global sizes")
         try:
@@ -114,7 +135,7 @@ def dims(
         require_array("x", x, 2)
     if dims is None:
         width = heads * head_dim if x is None else x.shape[-1]
-        return Dims(width, heads, k.shape[-2], head_dim)
+        return Dims(width, heads, sizes.kv_heads, head_dim)
     require_dims(dims)
     if (heads, head_dim) != (dims.heads, dims.head_dim):
         raise ValueError(
@@ -156,39 +177,36 @@ def terms(terms: Any, dims: Dims, axes: int = 1) -> tuple[Term, ...]:
     return terms
 
 
-def value_width(terms: tuple, v: jax.Array, axes: int) -> None:
-    """Raises ValueError unless v is as wide as the vectors that are added to it."""
+def inputs(terms: tuple, name: str, x: Any, sizes: Sizes, dims: Dims, axes: int) -> None:
+    """Raises unless v is as wide as vectors that terms add to it, and x is there if they read it.
+
+    Terms that read the layer's input need that of the keys, too, which are then the same tokens.
+    """
     for term in select(terms, kinds.RelativeValues):
         need = jax.eval_shape(term.at, _distances(1, axes)).shape[-1]
-        if need != v.shape[-1]:
-            raise ValueError(f"v has width {v.shape[-1]}; relative values need {need}")
+        if need != sizes.value_width:
+            raise ValueError(f"v has width {sizes.value_width}; relative values need {need}")
+    if not kinds.reads_input(terms):
+        return
+    if x is None:
+        raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
+    if x.shape != (want := (*sizes.batch, sizes.queries, dims.width)):
+        raise ValueError(f"x has shape {x.shape}; pass {list(want)}")
+    if sizes.keys != sizes.queries:
+        fix = f"{name} reads x, from which both come; decode with pe_jax.cache"
+        raise ValueError(f"q has {sizes.queries} tokens and k has {sizes.keys}: {fix}")
 
 
 def _distances(count: int, axes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((count, axes) if axes > 1 else (count,), jnp.int32)
 
 
-def layer_input(
-    terms: tuple, name: str, x: Any, rows: tuple[int, ...], keys: int, dims: Dims
-) -> None:
-    """Raises unless terms that read the layer's input get `rows` (*B, T) of it, keys the same."""
-    if not kinds.reads_input(terms):
-        return
-    if x is None:
-        raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
-    if x.shape != (*rows, dims.width):
-        raise ValueError(f"x has shape {x.shape}; pass {[*rows, dims.width]}")
-    if keys != rows[-1]:
-        fix = f"{name} reads x, from which both come; decode with pe_jax.cache"
-        raise ValueError(f"q has {rows[-1]} tokens and k has {keys}: {fix}")
-
-
 # --- Where tokens are ---
 
 
-def positions(claims: Claims, q, k, q_positions, k_positions, name: str) -> list[Any]:
+def positions(claims: Claims, sizes: Sizes, q_positions, k_positions, name: str) -> list[Any]:
     """Positions of queries and keys, or None twice where they are contiguous from 0."""
-    axes, queries, keys = claims.axes, q.shape[-3], k.shape[-3]
+    axes, queries, keys = claims.axes, sizes.queries, sizes.keys
     pair = _both_sides("positions", q_positions, k_positions, queries == keys)
     if pair is None:
         if queries != keys:
@@ -198,8 +216,8 @@ def positions(claims: Claims, q, k, q_positions, k_positions, name: str) -> list
         if axes > 1:
             raise ValueError(f"{name} has {axes} axes: pass q_positions [*B, T, {axes}]")
         return [None, None]
-    sides = zip(("q_positions", "k_positions"), pair, (q, k), strict=True)
-    checked = [positions_of(claims, side, x, rows.shape[:-2]) for side, x, rows in sides]
+    sides = zip(("q_positions", "k_positions"), pair, (queries, keys), strict=True)
+    checked = [positions_of(claims, side, x, (*sizes.batch, n)) for side, x, n in sides]
     if checked[0].dtype != checked[1].dtype:  # only one side has integers
         checked = [x.astype(jnp.float32) for x in checked]
     return checked
@@ -219,43 +237,39 @@ def positions_of(claims: Claims, name: str, x: Any, rows: tuple[int, ...]) -> ja
     return jax.lax.stop_gradient(x)
 
 
-def segments(q_segments, k_segments, q, k) -> list[Any]:
-    """Segment ids [B, T] and [B, S] with one axis B, or None twice."""
-    pair = _both_sides("segments", q_segments, k_segments, q.shape[-3] == k.shape[-3])
-    if pair is None:
-        return [None, None]
-    checked = []
-    for side, x, rows in zip(("q_segments", "k_segments"), pair, (q, k), strict=True):
-        x = as_positions(x, name=side)
-        shape(side, x, rows.shape[:-2])
-        checked.append(x.reshape(math.prod(rows.shape[:-3]), rows.shape[-3]))
-    return checked
+def segments(sizes: Sizes, q_segments, k_segments, q_lengths, k_lengths) -> tuple[Any, Any]:
+    """Segment ids [B, T] and [B, S] with one axis B, or None twice; one array if they are the same.
 
-
-def lengths(q_lengths, k_lengths, q_segments, k_segments, q, k) -> tuple[Any, Any]:
-    """The segments; or those of lengths [*B]: 0 for the first tokens of each row, -1 after them.
-
-    A side without lengths has no padding, as in `jax.nn.dot_product_attention`.
+    Lengths [*B] are segments: 0 for the first tokens of each row, -1 after them. A side without
+    lengths has no padding, as in `jax.nn.dot_product_attention`.
     """
+    sides = ("q", sizes.queries), ("k", sizes.keys)
     if q_lengths is None and k_lengths is None:
-        return q_segments, k_segments
+        pair = _both_sides("segments", q_segments, k_segments, sizes.queries == sizes.keys)
+        if pair is None:
+            return None, None
+        checked: list[Any] = []
+        for (side, count), x in zip(sides, pair, strict=True):
+            x = as_positions(x, name=f"{side}_segments")
+            shape(f"{side}_segments", x, (*sizes.batch, count))
+            checked.append(x.reshape(sizes.rows, count))
+        return checked[0], checked[0] if k_segments is None else checked[1]
     fix = "leave one of lengths and segments out: a negative segment id is padding"
     require(q_segments is None and k_segments is None, "q_segments", "given", fix)
-    segments = []
-    for name, x, rows in (("q_lengths", q_lengths, q), ("k_lengths", k_lengths, k)):
-        *batch, count = rows.shape[:-2]
-        index = jnp.broadcast_to(pos.contiguous(count), (*batch, count))
+    checked = []
+    for (side, count), x in zip(sides, (q_lengths, k_lengths), strict=True):
+        index = pos.contiguous(count)[None]
         if x is None:
-            segments.append(jnp.zeros_like(index))
+            checked.append(jnp.zeros((sizes.rows, count), jnp.int32))
             continue
-        x = as_positions(x, name=name)
-        shape(name, x, tuple(batch))
+        x = as_positions(x, name=f"{side}_lengths")
+        shape(f"{side}_lengths", x, sizes.batch)
         known = concrete(x)
         fine = known is None or bool(((known >= 0) & (known <= count)).all())
-        require(fine, name, known, f"pass integers from 0 to {count}")
-        segments.append(jnp.where(index < x[..., None], 0, -1))
-    same = q_lengths is k_lengths and q.shape[-3] == k.shape[-3]
-    return segments[0], None if same else segments[1]
+        require(fine, f"{side}_lengths", known, f"pass integers from 0 to {count}")
+        checked.append(jnp.where(index < x.reshape(-1, 1), 0, -1))
+    same = q_lengths is k_lengths and sizes.queries == sizes.keys
+    return checked[0], checked[0] if same else checked[1]
 
 
 def _both_sides(name: str, of_queries, of_keys, same_length: bool):
@@ -269,16 +283,15 @@ def _both_sides(name: str, of_queries, of_keys, same_length: bool):
     return of_queries, of_keys
 
 
-def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[jax.Array]:
+def indices(q_index, k_index, sizes: Sizes, layout: Contiguous, ordered: bool) -> list[jax.Array]:
     """Indices of queries and keys among the tokens, each [T] or [*B, T]; the default is `layout`'s.
 
     `ordered`: whether the mask depends on them.
     """
-    queries, keys, checked = q.shape[-3], k.shape[-3], []
-    sides = ("q_index", q_index, q), ("k_index", k_index, k)
+    queries, keys, checked = sizes.queries, sizes.keys, []
     if type(layout) is not Contiguous:
         name = type(layout).__name__
-        for side, x, _ in sides:
+        for side, x in (("q_index", q_index), ("k_index", k_index)):
             require(x is None, side, "given", f"leave it out: {name} knows where tokens lie")
         if queries != keys:
             raise ValueError(f"{queries} queries and {keys} keys: {name} is for one row")
@@ -287,9 +300,11 @@ def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[j
             f"q has {queries} tokens and k has {keys}: pass q_index, the index of each query among"
             " the tokens (the mask comes from it)"
         )
-    for side, x, rows in sides:
-        x = layout.order(rows.shape[-3]) if x is None else as_positions(x, name=side)
-        shape(side, x, rows.shape[-3:-2], rows.shape[:-2])
+    if q_index is None and k_index is None and queries == keys:
+        return [layout.order(queries)] * 2
+    for side, x, count in (("q_index", q_index, queries), ("k_index", k_index, keys)):
+        x = layout.order(count) if x is None else as_positions(x, name=side)
+        shape(side, x, (count,), (*sizes.batch, count))
         checked.append(x)
     return checked
 
@@ -303,47 +318,32 @@ def causal(encoding: Encoding, causal: bool | None, mask: Any = None) -> bool:
     A `Mask` that looks ahead makes False the default. Any mask (True: the implementation's) may
     hide the tokens that a one-sided scheme cannot tell apart.
     """
-    name, claims, masked = encoding_checks.title(encoding), encoding.claims, mask is not None
+    claims = encoding.claims
     if causal is None and isinstance(mask, kinds.Mask) and mask.looks_ahead:
         causal = False
     if causal is None:
-        fix = f"{name} has {claims.axes} axes; pass True, or False to see all"
-        require(claims.axes == 1, "causal", None, fix)
+        fix = f"{encoding_checks.title(encoding)} has {claims.axes} axes; pass True, or False to"
+        require(claims.axes == 1, "causal", None, f"{fix} see all")
         return True
     require_bool("causal", causal)
-    fix = f"{name} is for causal attention alone"
-    require(causal or not claims.causal_only, "causal", causal, fix)
-    require(
-        causal or masked or not claims.one_sided, "causal", causal, encoding_checks.alike(encoding)
-    )
+    if not causal and claims.causal_only:
+        fix = f"{encoding_checks.title(encoding)} is for causal attention alone"
+        require(False, "causal", causal, fix)
+    if not causal and claims.one_sided and mask is None:
+        require(False, "causal", causal, encoding_checks.alike(encoding))
     return causal
 
 
-@python_ints
-def window(
-    encoding: Encoding, window: int | None, sinks: int
-) -> tuple[Encoding, int | None, int, tuple[kinds.Mask, ...]]:
-    """The encoding alone; window and sinks of the call or of the encoding; its mask of chunks."""
-    if isinstance(encoding, Windowed):
-        its_own = encoding.window or 0 if encoding.chunk is None else f"chunk={encoding.chunk}"
-        fix = f"the encoding has its own, {its_own}; leave one of them out"
-        require(window is None and not sinks, "window", window, fix)
-        return encoding.encoding, encoding.span, encoding.sinks, encoding.chunks
-    require_window(window, sinks)
-    return encoding, window, sinks, ()
-
-
-def mask_terms(mask: Any, q: jax.Array, keys: int, all_keys: bool = True) -> tuple[kinds.Mask, ...]:
+def mask_terms(mask: Any, rows: int, keys: int, all_keys: bool = True) -> tuple[kinds.Mask, ...]:
     """A `Mask` as a term of the call; nothing for an array (see `pair_arrays`).
 
     `all_keys`: whether no keys follow these, so that a longer mask belongs to another call.
     """
     if not isinstance(mask, kinds.Mask):
         return ()
-    batch = math.prod(q.shape[:-3])
     for leaf in jax.tree.leaves(mask.arrays):
-        fix = f"its arrays have {len(leaf)} rows, q has {batch}; pass {batch} rows, or one"
-        require(len(leaf) in (1, batch), "mask", leaf.shape, fix)
+        fix = f"its arrays have {len(leaf)} rows, q has {rows}; pass {rows} rows, or one"
+        require(len(leaf) in (1, rows), "mask", leaf.shape, fix)
     fix = f"k has {keys} tokens; pass a mask of {keys}"
     length = keys if mask.length is None else mask.length
     require(length == keys or (length > keys and not all_keys), "mask.length", length, fix)
@@ -393,14 +393,14 @@ def dropout_rate(rate: Any) -> None:
     require(is_real(rate) and 0 <= rate < 1, "dropout_rate", rate, fix)
 
 
-def dropout(q: jax.Array, rate: Any, key: Any) -> Dropout | None:
-    """The draws of a call for q [*B, T, H, E]; None where nothing is dropped."""
+def dropout(sizes: Sizes, rate: Any, key: Any) -> Dropout | None:
+    """The draws of a call; None where nothing is dropped."""
     dropout_rate(rate)
     if key is not None:
         require_key("dropout_key", key)
     if key is None or not rate:
         return None
-    seeds = jax.random.bits(key, (math.prod(q.shape[:-3]), q.shape[-2]), jnp.uint32)
+    seeds = jax.random.bits(key, (sizes.rows, sizes.heads), jnp.uint32)
     return Dropout(seeds, rate=float(rate))
 
 

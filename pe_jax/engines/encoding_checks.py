@@ -5,7 +5,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.export
@@ -14,13 +14,15 @@ import numpy as np
 
 from pe_jax.encodings.base import Dims, Encoding, Params, adds_to_input
 from pe_jax.encodings.registry import parse
+from pe_jax.encodings.terms import Mask
+from pe_jax.encodings.windowed import Windowed, require_window
 from pe_jax.numerics.position_arrays import concrete
 from pe_jax.validation import require, require_bool, shown
 
 DRAW = "pass encoding.init(key, dims)"
 
 
-def encoding(encoding: Any) -> Encoding:
+def parsed(encoding: Any) -> Encoding:
     """The encoding of one layer, also from a spec string or a tuple of one; None is NoPE."""
     if isinstance(encoding, str):
         layers = parse(encoding)
@@ -37,6 +39,31 @@ def encoding(encoding: Any) -> Encoding:
     return encoding
 
 
+class Layer(NamedTuple):
+    """What one layer adds to attention and sees: an encoding, with its window or chunks apart."""
+
+    encoding: Encoding
+    name: str  # in messages
+    window: int | None  # how many tokens back are visible
+    sinks: int  # how many first tokens of each segment stay visible beyond it
+    chunks: tuple[Mask, ...]  # the mask of its chunks
+
+
+def layer(encoding: Any, window: Any, sinks: Any) -> Layer:
+    """The layer of a call, whose window and sinks may be the encoding's (`Windowed`)."""
+    scheme = parsed(encoding)
+    if isinstance(scheme, Windowed):
+        its_own = scheme.window or 0 if scheme.chunk is None else f"chunk={scheme.chunk}"
+        fix = f"the encoding has its own, {its_own}; leave one of them out"
+        require(window is None and not sinks, "window", window, fix)
+        inner = scheme.encoding
+        return Layer(inner, title(inner), scheme.span, scheme.sinks, scheme.chunks)
+    window, sinks = (int(n) if isinstance(n, np.integer) else n for n in (window, sinks))
+    require_window(window, sinks)
+    return Layer(scheme, title(scheme), window, sinks, ())
+
+
+@functools.lru_cache(512)
 def title(encoding: Encoding) -> str:
     """The name of an encoding in messages, such as T5+RoPE for a sum."""
     parts = map(type, getattr(encoding, "parts", (encoding,)))
@@ -54,11 +81,12 @@ def alike(encoding: Encoding) -> str:
 def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:
     """Raises unless the caller says that a scheme which adds to the input was called there."""
     require_bool("embedded", embedded)
-    fix = (
-        f"{title(encoding)} adds to the input of the first layer, which attention does not see;"
-        " call x = encoding.embed(params, x, positions) there, then pass embedded=True"
-    )
-    require(embedded or not adds_to_input(encoding, dims), "embedded", embedded, fix)
+    if not embedded and adds_to_input(encoding, dims):
+        fix = (
+            f"{title(encoding)} adds to the input of the first layer, which attention does not see;"
+            " call x = encoding.embed(params, x, positions) there, then pass embedded=True"
+        )
+        require(False, "embedded", embedded, fix)
 
 
 def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
@@ -74,6 +102,13 @@ def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
         return want
     if not isinstance(params, Params):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
+    leaves, structure = jax.tree.flatten(params)
+    same = structure == jax.tree.structure(want) and all(
+        getattr(x, "dtype", None) == jnp.float32 and x.shape == y.shape
+        for x, y in zip(leaves, jax.tree.leaves(want), strict=True)
+    )
+    if same:
+        return params
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.floating):
             dtype = getattr(leaf, "dtype", type(leaf).__name__)

@@ -6,10 +6,14 @@ Positions may repeat or run backwards (M-RoPE, grouped and shuffled positions); 
 them would leak. B batch, T queries, S keys.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 
+# Outside of jit the rule is one program, not ten.
+@functools.partial(jax.jit, static_argnames=("causal", "window", "sinks"), inline=True)
 def allowed(
     q_index: jax.Array,
     k_index: jax.Array,

@@ -19,7 +19,13 @@ from pe_jax.engines.block import LOWEST
 
 
 def scores(
-    spec: AttentionSpec, terms: tuple, q: Side, k: Side, pairs: Any = None, bias: Any = None
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    pairs: Any = None,
+    bias: Any = None,
+    lines: Any = None,
 ) -> jax.Array:
     """The scores of all pairs before the mask: float32 [B, H, T, S].
 
@@ -30,11 +36,12 @@ def scores(
       k: the keys.
       pairs: which pairs are visible, bool [B or 1, H or 1, T, S]; read by terms of whole rows.
       bias: a further bias, or None.
+      lines: as in `block.scores`.
     """
     block.require_known(terms, "the dense engine", whole_rows=True)
     q, k = block.prepare(spec, terms, q, k)
     before = block.start_of_rows(terms, q.x.shape[:3])
-    return block.scores(spec, terms, q, k, pairs, bias=bias, before=before)[0]
+    return block.scores(spec, terms, q, k, pairs, lines=lines, bias=bias, before=before)[0]
 
 
 def attend(
@@ -48,12 +55,14 @@ def attend(
     bias: jax.Array | None = None,
     dropout: Any = None,
     change: Callable[[jax.Array], jax.Array] | None = None,
+    lines: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Output and log-sum-exp with all scores in memory; shapes as at the head of this file.
 
     Only this engine takes matrices, which broadcast to [B, H, T, S]: `mask` (bool) hides more than
     `spec` does, `bias` is added to the scores and hides where it is -inf. `change` maps the weights
-    [B, H, T, S] before they average the values: dropout of another library.
+    [B, H, T, S] before they average the values: dropout of another library. `lines` are as in
+    `block.scores`, for one token and a cache.
     """
     pairs = block.visible(spec, terms, q.tokens, k.tokens)
     pairs = pairs if mask is None else pairs & mask
@@ -62,7 +71,7 @@ def attend(
         bias = bias.astype(jnp.float32)
         hidden = bias < least
         pairs, bias = pairs & ~hidden, jnp.where(hidden, 0, bias)
-    s = jnp.where(pairs, scores(spec, terms, q, k, pairs, bias), least)
+    s = jnp.where(pairs, scores(spec, terms, q, k, pairs, bias, lines), least)
     top = jnp.maximum(jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True)), least)
     e = jnp.where(pairs, jnp.exp(s - top), 0)
     total = e.sum(-1, keepdims=True)
@@ -72,4 +81,4 @@ def attend(
     if dropout is not None:
         weights = weights * dropout.factors(q.tokens, k.tokens)
     weights = weights if change is None else change(weights)
-    return block.values(terms, weights, q.tokens, k.tokens, v), lse
+    return block.values(terms, weights, q.tokens, k.tokens, v, lines=lines), lse

@@ -96,8 +96,8 @@ def attention_fn(
         `embedded`; one that reads the layer's input; a scheme of several axes without `positions`.
       TypeError: `encoding` is not a scheme, `params` not a Params.
     """
-    windowed = encoding_checks.encoding(encoding)
-    encoding, window, sinks, _ = checks.window(windowed, window, sinks)
+    windowed = encoding_checks.parsed(encoding)
+    encoding, _, window, sinks, _ = encoding_checks.layer(windowed, window, sinks)
     if not isinstance(windowed, Windowed):
         windowed = Windowed(encoding, window, sinks)
     if not isinstance(params, Params | None):

@@ -22,8 +22,8 @@ from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
 from pe_jax.encodings.terms import Side, Tokens, select
-from pe_jax.engines import checks, dispatch, encoding_checks, outside
-from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines import checks, dispatch, encoding_checks, pipeline
+from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.engines.decoding import one_token
 from pe_jax.engines.decoding.ring_buffer import ring_buffer
 from pe_jax.engines.decoding.storage import (
@@ -35,7 +35,6 @@ from pe_jax.engines.decoding.storage import (
     in_sight,
     next_positions,
     require_cache,
-    swap,
     take,
     truncate,
     with_segments,
@@ -87,13 +86,11 @@ def empty(
         or parameters that do not fit.
       TypeError: `encoding` is not an encoding, or `dims` not a `Dims`.
     """
-    encoding = encoding_checks.encoding(encoding)
-    encoding, window, sinks, _ = checks.window(encoding, window, sinks)
+    encoding, name, window, sinks, _ = encoding_checks.layer(encoding, window, sinks)
     require_dims(dims)
     encoding.check(dims)
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
     valid = encoding.valid_length()
-    name = encoding_checks.title(encoding)
     fix = f"{name} is set for {valid} tokens; pass encoding.at_length({capacity})"
     require(not valid or capacity <= valid, "capacity", capacity, fix)
     require(is_int(batch, 0), "batch", batch, "pass an integer of at least 0")
@@ -149,7 +146,7 @@ def _key_width(terms: tuple, shape: tuple[int, ...], dims: Dims) -> int:
 
     def rotate(terms, x, k, positions):
         states = tuple(t.state and t.state(x, positions) for t in terms)
-        return outside.rotate(terms, "k", k, positions, states)
+        return pipeline.rotate(terms, "k", k, positions, states)
 
     x = jax.ShapeDtypeStruct((*shape[:2], dims.width), jnp.float32)
     k = jax.ShapeDtypeStruct((*shape[:2], dims.kv_heads, dims.head_dim), jnp.float32)
@@ -205,81 +202,90 @@ def extend(
         that adds to the input or one that needs a length, as `attention` refuses them. Under a
         trace a token beyond the length that was set gives NaN.
     """
-    encoding = encoding_checks.encoding(encoding)
-    encoding, window, sinks, chunks = checks.window(encoding, window, sinks)
+    layer = encoding_checks.layer(encoding, window, sinks)
+    encoding, window, sinks = layer.encoding, layer.window, layer.sinks
     require_dims(dims)
-    checks.arrays(q, k, v, batch="B")
+    sizes = checks.sizes(q, k, v, batch="B")
     _check_layout(cache, encoding, dims)
     if cache.ring is not None:
-        sizes = cache.ring.window, cache.ring.sinks
-        fix = f"the cache keeps what {sizes[0]} and {sizes[1]} need; pass what it was made with"
-        require((window, sinks) == sizes, "window, sinks", (window, sinks), fix)
-    checks.dims(dims, q, k)
-    if q.shape[1] != k.shape[1]:
+        kept = cache.ring.window, cache.ring.sinks
+        fix = f"the cache keeps what {kept[0]} and {kept[1]} need; pass what it was made with"
+        require((window, sinks) == kept, "window, sinks", (window, sinks), fix)
+    checks.dims(dims, sizes)
+    if sizes.queries != sizes.keys:
         raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass the same number of tokens")
-    if not q.size:
-        return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype), cache
+    result = jax.ShapeDtypeStruct((*q.shape[:3], sizes.value_width), q.dtype)
+    if not (sizes.rows and sizes.queries):
+        return jnp.zeros(result.shape, q.dtype), cache
     encoding_checks.embedded(encoding, dims, embedded)
     params = encoding_checks.params(encoding, params, dims)
-    name, indices = encoding_checks.title(encoding), None
-    if causal is None and encoding.claims.axes > 1:
-        causal = True
-    causal = checks.causal(encoding, causal, mask)
-    start, single = cache.length, positions is None and q.shape[1] == 1 and implementation is None
+    causal = True if causal is None and encoding.claims.axes > 1 else causal
+    causal, indices = checks.causal(encoding, causal, mask), None
+    start, count = cache.length, sizes.queries
+    single = positions is None and count == 1 and implementation is None
     if segments is not None or cache.segments is not None:
-        cache, *indices = add_segments(cache, segments, q.shape[1])
+        cache, *indices = add_segments(cache, segments, count)
         ids = indices[1].segments
-        q, k, v, x = outside.hide_padding(ids, ids, None, q, k, v, x)
-    positions = _positions(cache, positions, indices, q, encoding)
+        q, k, v, x = pipeline.hide_padding(ids, ids, None, q, k, v, x)
+    positions = _positions(cache, positions, indices, sizes, encoding)
     if cache.positions.dtype != positions.dtype:  # integers stay so unless floats are among them
-        for x in (cache.positions, positions):
-            check_exact(x)
+        for known in (cache.positions, positions):
+            check_exact(known)
         positions = positions.astype(jnp.float32)
         cache = dataclasses.replace(cache, positions=cache.positions.astype(jnp.float32))
-    encoding = encoding_checks.at_length(encoding, q.shape[1], {"positions": positions})
-    own_terms, added = encoding.terms(params, dims), checks.terms(terms, dims)
-    traced, scale, logit_cap = checks.scale_and_cap(own_terms + added, scale, logit_cap)
+    encoding = encoding_checks.at_length(encoding, count, {"positions": positions})
+    length = concrete(cache.length)
+    tokens = count + (0 if length is None else int(length))  # all tokens, if that is known
+    masks = checks.mask_terms(mask, sizes.rows, tokens, all_keys=False)
+    layer, added = layer._replace(encoding=encoding), terms
+    gathered = pipeline.gather(layer, params, dims, added, masks, scale, logit_cap)
+    terms, scale, logit_cap = gathered
     for term in added:
         ok = isinstance(term, kinds.Sink) and term.state is None
         require(ok, "terms", type(term).__name__, "a cache takes it as part of an encoding alone")
-    added += traced
-    known = concrete(cache.length)
-    tokens = q.shape[1] + (0 if known is None else int(known))  # all tokens, if that is known
-    added += checks.mask_terms(mask, q, tokens, all_keys=False) + chunks
-    checks.layer_input(own_terms, name, x, q.shape[:2], q.shape[1], dims)
+    checks.inputs(terms, layer.name, x, sizes, dims, encoding.claims.axes)
 
-    states = _states(cache, own_terms, x, positions, indices)
-    rotated = outside.rotate(own_terms, "q", q, positions, states)
-    terms, no_states = own_terms + added, (None,) * len(added)
-    single = single and indices is None and mask is None and not chunks
+    # Tables and states are those of the encoding's terms, which come first.
+    own, none = terms[: len(cache.states)], (None,) * (len(terms) - len(cache.states))
+    states = _states(cache, own, x, positions, indices) + none
+    new_q, new_k, new_v = pipeline.rotated(terms, q, k, v, [positions] * 2, [states] * 2)
+    single = single and indices is None and mask is None and not layer.chunks
     single = single and not any(term.whole_rows for term in terms)
     missing = cache.tables is None and (single or cache.far is not None)
-    tables: Any = one_token.tables(own_terms, cache.capacity) if missing else cache.tables
-    keys = outside.rotate(own_terms, "k", k, positions, states)
-    rotated_v = outside.rotate_values(own_terms, v, positions)
-    new = _rows(cache, own_terms, tables, keys, k, rotated_v, states, positions, dims)
-    before, cache = cache, append(_go_on(cache, own_terms, states), new)
+    tables: Any = one_token.tables(own, cache.capacity) if missing else cache.tables
+    far = None
+    if cache.far is not None:
+        far = one_token.far(own, tables, new_k.raw, dims.heads)
+    new = _rows(cache, own, new_k, new_v, far, positions)
+    before, cache = cache, append(_go_on(cache, own, new_q.states), new)
 
     read = kinds.reads_lse(terms)
     spec = AttentionSpec(dims, causal, window, sinks, lse=read, scale=scale, logit_cap=logit_cap)
     rows, index = in_sight(before, cache, new)
-    tokens = _both_sides(spec, q, positions, start, rows, index, indices)
-    call = _call(spec, terms, rows, tokens, q, rotated, states + no_states)
+    of_new, of_rows = _both_sides(spec, positions, count, start, rows, index, indices)
+    k_raw = rows.k if rows.k_raw is None else rows.k_raw
+    k_raw = None if new_k.raw is None else k_raw.astype(q.dtype)
+    key_states = (x if term.key_width else None for term, x in zip(own, rows.states, strict=True))
+    k_side = Side(rows.k.astype(q.dtype), k_raw, (*key_states, *none), of_rows)
+    call = Call(spec, terms, new_q._replace(tokens=of_new), k_side, rows.v.astype(q.dtype))
     if single:
-        ring = cache.ring is not None
-        out, lse = one_token.attend(*call, cache.far, (*tables, *no_states), start, ring)
+        attend = functools.partial(
+            one_token.attend,
+            far=cache.far,
+            tables=(*tables, *none),
+            at=start,
+            ring=cache.ring is not None,
+        )
     else:
-        pairs = (*call.q.x.shape[:3], call.v.shape[2])
-        arrays = checks.pair_arrays(mask, None, pairs, implementation, CONTIGUOUS)
-        if arrays:  # of rows that it hides, scores are masked, and values have the weight 0
-            seen = arrays["mask"].any((1, 2))[:, None, :, None]
+        pairs = (*sizes.pairs[:-1], call.v.shape[2])
+        options = checks.pair_arrays(mask, None, pairs, implementation, CONTIGUOUS)
+        if options:  # of rows that it hides, scores are masked, and values have the weight 0
+            seen = options["mask"].any((1, 2))[:, None, :, None]
             call = call._replace(v=jnp.where(seen, call.v, jnp.zeros((), call.v.dtype)))
-        out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name, **arrays)(*call)
-    out, _ = outside.rescale(terms, call.q.states, out, lse)
-    sides = call.q.tokens, call.k.tokens
-    (out,) = outside.nan_beyond(encoding.valid_length(), sides, (out,))
-    out = swap(out).astype(q.dtype)
-    return outside.rotate_output(own_terms, out, positions), cache
+        attend = dispatch.engine(implementation, CONTIGUOUS, call, layer.name, **options)
+    valid = encoding.valid_length()
+    out, _ = pipeline.finish(call, attend(*call), positions, None, valid, result)
+    return out, cache
 
 
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
@@ -307,12 +313,14 @@ def _layout(encoding: Encoding, batch: int, capacity: int, dims: Dims) -> dict[s
 
 
 def _positions(
-    cache: Cache, positions, indices: Any, q: jax.Array, encoding: Encoding
+    cache: Cache, positions, indices: Any, sizes: checks.Sizes, encoding: Encoding
 ) -> jax.Array:
     """Checked positions of the new tokens: [B or 1, T], with a trailing [A] if axes > 1."""
-    tail = (q.shape[1],) + (encoding.claims.axes,) * (encoding.claims.axes > 1)
+    count = sizes.queries
+    tail = (count,) + (encoding.claims.axes,) * (encoding.claims.axes > 1)
     if positions is not None:
-        positions = checks.positions_of(encoding.claims, "positions", positions, q.shape[:2])
+        rows = (sizes.rows, count)
+        positions = checks.positions_of(encoding.claims, "positions", positions, rows)
         return positions.reshape(-1, *tail)
     if encoding.claims.axes > 1:
         name = type(encoding).__name__
@@ -327,7 +335,7 @@ def _positions(
                 tokens = np.asarray(cache.ring.tokens(jnp.asarray(length), jnp.asarray(length)))
         if (known != tokens)[:, tokens < length].any():
             raise ValueError("the cache's positions are not 0, 1, 2, …: pass positions as before")
-    return pos.contiguous(q.shape[1], cache.length)[None]
+    return pos.contiguous(count, cache.length)[None]
 
 
 def _states(cache: Cache, terms: tuple, x, positions, indices: Any) -> tuple:
@@ -370,16 +378,13 @@ def _sum_of_tokens(term: Any, x, positions, before, new: Indices) -> jax.Array:
     return jnp.where(count > 0, last, before[:, None])
 
 
-def _rows(cache: Cache, terms: tuple, tables: Any, keys, k, v, states, positions, dims) -> Rows:
-    """The rows that the cache keeps of new tokens; `keys` are rotated."""
-    key_states = [
-        swap(state)[..., -term.key_width :] if term.key_width else None
-        for term, state, old in zip(terms, states, cache.states, strict=True)
-    ]
-    far = None
-    if cache.far is not None:
-        far = one_token.far(terms, tables, swap(k), dims.heads)
-    return Rows(swap(keys), swap(v), swap(k), far, tuple(key_states), positions)
+def _rows(cache: Cache, terms: tuple, k: Side, v: jax.Array, far: Any, positions: Any) -> Rows:
+    """What the cache keeps of new tokens."""
+    states = (
+        state[..., -term.key_width :] if term.key_width else None
+        for term, state in zip(terms, k.states, strict=False)
+    )
+    return Rows(k.x, v, k.raw, far, tuple(states), positions)
 
 
 def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
@@ -387,16 +392,15 @@ def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
     updated = list(cache.states)
     for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
         if old is not None and not term.key_width:
-            updated[i] = write_rows(old, swap(states[i])[:, :, -1:], 0, 2)
+            updated[i] = write_rows(old, states[i][:, :, -1:], 0, 2)
     return dataclasses.replace(cache, states=tuple(updated))
 
 
 def _both_sides(
-    spec: AttentionSpec, q: jax.Array, positions, start, rows: Rows, index: jax.Array, indices: Any
+    spec: AttentionSpec, positions, count: int, start, rows: Rows, index: jax.Array, indices: Any
 ) -> tuple[Tokens, Tokens]:
     """The new tokens, numbered from `start` on, and those of `rows`, numbered by `index` [S]."""
-    count = q.shape[1]
-    positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
+    positions = jnp.broadcast_to(positions, (len(rows.v), *positions.shape[1:]))
     new = Tokens(positions, pos.contiguous(count, start)[None])
     # rows that are not filled get the last token's position, which every scheme takes
     filled = (index < start + count).reshape(1, -1, *(1,) * (positions.ndim - 2))
@@ -411,17 +415,3 @@ def _both_sides(
         new = new._replace(segments=jnp.zeros((1, count), jnp.int32))
         cached = cached._replace(segments=ids[None])
     return new, cached
-
-
-def _call(
-    spec: AttentionSpec, terms: tuple, rows: Rows, tokens: tuple, q, rotated, states
-) -> dispatch.Call:
-    """The call of the new tokens against `rows`; `tokens` are those of both sides."""
-    row_states = rows.states + (None,) * (len(terms) - len(rows.states))
-    pairs = zip(terms, row_states, strict=True)
-    k_states = tuple(state if term.key_width else None for term, state in pairs)
-    k_raw = (rows.k if rows.k_raw is None else rows.k_raw).astype(q.dtype)
-    q_raw, k_raw = outside.read_raw(terms, swap(q), k_raw)
-    q_side = Side(swap(rotated), q_raw, jax.tree.map(swap, states), tokens[0])
-    k_side = Side(rows.k.astype(q.dtype), k_raw, k_states, tokens[1])
-    return dispatch.Call(spec, terms, q_side, k_side, rows.v.astype(q.dtype))

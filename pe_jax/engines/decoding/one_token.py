@@ -21,9 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.terms import DistanceTerm, RelativeQueries, Side, Tokens, select
-from pe_jax.engines import block
+from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.block import LOWEST
 
 
 class View(NamedTuple):
@@ -93,30 +92,18 @@ def attend(
     k: Side,
     v: jax.Array,
     far: Any,
-    held: Any,
+    tables: Any,
     at: Any,
     ring: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """As `reference.attend`, for token number `at`, which sees itself and those before it.
 
-    `far` [B, H, S] is what `far` gave for each key, or None, and `held` what `tables` gives for S
+    `far` [B, H, S] is what `far` gave for each key, or None, and `tables` what `tables` gives for S
     rows. Token j lies in row j, or in a `ring` as the indices of the keys say.
     """
     view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at, ring)
     q = q._replace(tokens=Tokens(at[None, None], at[None, None]))
-    q, keys = block.prepare(spec, terms, q, view.k)
-    pairs = block.visible(spec, terms, q.tokens, keys.tokens)
-    lines = _lines(terms, held, view)
-    before = block.start_of_rows(terms, q.x.shape[:3])
-    s, _ = block.scores(spec, terms, q, keys, pairs, lines=lines, before=before)
-    s = jnp.where(pairs, s, LOWEST)
-    top = jnp.maximum(s.max(-1, keepdims=True), LOWEST / 2)  # finite where nothing is visible too
-    weights = jnp.exp(s - top)
-    total = weights.sum(-1, keepdims=True)
-    out = block.values(terms, weights, q.tokens, keys.tokens, view.v, lines=lines)
-    sees_any = total > 0
-    total = jnp.where(sees_any, total, 1)
-    return out / total, jnp.where(sees_any, top + jnp.log(total), LOWEST)
+    return reference.attend(spec, terms, q, view.k, view.v, lines=_lines(terms, tables, view))
 
 
 class RowLine(NamedTuple):

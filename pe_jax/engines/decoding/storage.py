@@ -284,8 +284,3 @@ def write_rows(old: jax.Array, new: jax.Array, start, axis: int) -> jax.Array:
         return jax.lax.fori_loop(start, start + 1, lambda i, old: put(old, new, i), old)
 
     return jax.lax.platform_dependent(old, new, start, cpu=put_apart, default=put)
-
-
-def swap(x: jax.Array) -> jax.Array:
-    """Swaps the axes of tokens and heads."""
-    return jnp.swapaxes(x, 1, 2)

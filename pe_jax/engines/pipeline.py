@@ -1,6 +1,8 @@
-"""Steps outside engines: states and rotations before attention, sinks and rotations after it.
+"""What `attention` and a cache do around an engine, the same for both.
 
-Padding gets zeros before anything reads it: a weight of 0 times NaN is NaN.
+A request is checked, its terms are gathered (`gather`), padding gets zeros (`hide_padding`), states
+are computed and queries, keys and values rotated (`rotated`); an engine runs; `finish` undoes what
+was done. The two differ in where keys come from.
 
 B batch (any number of axes), T queries, S keys, H query heads, K key heads, E head width, F value
 width, C width of a state.
@@ -8,15 +10,37 @@ width, C width of a state.
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Tokens
+from pe_jax.encodings.base import Dims, Params
+from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.engines import checks
+from pe_jax.engines.attention_spec import Call
+from pe_jax.engines.encoding_checks import Layer
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.position_arrays import concrete
+
+
+class Added(NamedTuple):
+    """What is added to the scores of a call, and what they are multiplied by."""
+
+    terms: tuple  # those of the encoding come first
+    scale: float | None  # as in an `AttentionSpec`
+    logit_cap: float | None
+
+
+def gather(
+    layer: Layer, params: Params, dims: Dims, terms: Any, masks: tuple, scale: Any, logit_cap: Any
+) -> Added:
+    """The terms of the encoding, of the call and of its masks, with a traced scale or cap."""
+    own = layer.encoding.terms(params, dims)
+    added = checks.terms(terms, dims, layer.encoding.claims.axes)
+    traced, scale, logit_cap = checks.scale_and_cap(own + added, scale, logit_cap)
+    return Added(own + added + masks + layer.chunks + traced, scale, logit_cap)
 
 
 def states(
@@ -40,6 +64,8 @@ def states(
             raise ValueError(f"{name}: its State gives shape {list(values.shape)}, not {want}")
         return values
 
+    if not any(term.state is not None for term in terms):
+        return [(None,) * len(terms)] * 2
     of_queries = [None if t.state is None else state(t, 0) for t in terms]
     of_keys = []
     for term, values in zip(terms, of_queries, strict=True):
@@ -80,21 +106,40 @@ def rotate_output(terms: tuple, out: jax.Array, positions, lengths: Any = None) 
     return out
 
 
-def read_raw(terms: tuple, q_raw: jax.Array, k_raw: jax.Array) -> tuple[Any, Any]:
-    """Queries and keys before rotations where terms read them, else None."""
-    read = {term.reads_raw for term in terms}
-    return q_raw if "q" in read else None, k_raw if "k" in read else None
+def rotated(
+    terms: tuple, q: Any, k: Any, v: Any, positions: Any, states: Any, lengths: Any = (None, None)
+) -> tuple[Side, Side, jax.Array]:
+    """Both sides and the values as engines take them: rotated, heads first, without tokens.
 
-
-def rescale(terms: tuple, states: tuple, out: jax.Array, lse: Any) -> tuple[jax.Array, Any]:
-    """The output [B, H, T, F] after sinks, or unnormalized, and lse [B, H, T, 1].
-
-    `states` [B or 1, H, T, 1] are those of the queries, for each term.
+    `positions`, `states` and `lengths` are those of queries and of keys.
     """
-    for term, state in zip(terms, states, strict=True):
+    q_x = rotate(terms, "q", q, positions[0], states[0], lengths[0])
+    k_x = rotate(terms, "k", k, positions[1], states[1], lengths[1])
+    checks.same_width(q_x.shape, k_x.shape, kinds.views(terms))
+    values = rotate_values(terms, v, positions[1], lengths[1])
+    raw = {term.reads_raw for term in terms}
+    k_states = (x if term.key_width else None for term, x in zip(terms, states[1], strict=True))
+    q_side = Side(q_x, q if "q" in raw else None, states[0])
+    k_side = Side(k_x, k if "k" in raw else None, tuple(k_states))
+    return jax.tree.map(heads_first, (q_side, k_side, values))
+
+
+def finish(
+    call: Call, result: tuple, positions: Any, lengths: Any, valid: int | None, like: jax.Array
+) -> tuple[jax.Array, Any]:
+    """What an engine gives, as a caller takes it: out as `like` [*B, T, H, …], and lse [*B, T, H].
+
+    Sinks rescale it, values are rotated back by the `positions` (and `lengths`) of the queries, and
+    rows beyond the length that the encoding is set for (`valid`) become NaN.
+    """
+    out, lse = result
+    for term, state in zip(call.terms, call.q.states, strict=True):
         if isinstance(term, kinds.ResultTerm):
             out, lse = term.rescale(out, lse, state)
-    return out, lse
+    out, lse = nan_beyond(valid, (call.q.tokens, call.k.tokens), (out, lse))
+    out = jnp.swapaxes(out, 1, 2).reshape(*like.shape[:-1], -1).astype(like.dtype)
+    out = rotate_output(call.terms, out, positions, lengths)
+    return out, jnp.swapaxes(lse, 1, 2).reshape(like.shape[:-1]) if call.spec.lse else None
 
 
 def nan_beyond(length: int | None, sides: tuple[Tokens, ...], results: tuple) -> tuple:
@@ -116,7 +161,7 @@ def nan_beyond(length: int | None, sides: tuple[Tokens, ...], results: tuple) ->
 
 def heads_first(x: jax.Array) -> jax.Array:
     """[*B, T, H, E] → [B, H, T, E]."""
-    return jnp.swapaxes(x.reshape(-1, *x.shape[-3:]), 1, 2)
+    return jnp.swapaxes(x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:]), 1, 2)
 
 
 @functools.partial(jax.jit, inline=True)
