@@ -16,7 +16,7 @@ from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import multiply
 from pe_jax.engines.tiled import Tiled, TileSizes, passes, schedule
-from pe_jax.engines.tiled.plan import Fixed, Operands, Plan, make_plan, with_tables
+from pe_jax.engines.tiled.plan import NonDiff, Operands, Plan, make_plan, with_tables
 from pe_jax.engines.tiled.schedule import Stage
 from tests import util
 from tests.util import assert_close, noise
@@ -210,7 +210,7 @@ def test_each_term_of_distances_is_evaluated_along_diagonals(spec, along):
 
     def note(plan, terms):
         operands = with_tables(plan, Operands(None, None, None, None, terms))
-        group = passes.Group(plan, operands, Fixed(None, None), (), None)
+        group = passes.Group(plan, operands, NonDiff(None, None), (), None)
         tile = passes.Tile(Stage(None, uniform=False, masked=True), 0, 0)
         found.append([line is not None for line in group.lines(group.cut(tile), tile)])
 

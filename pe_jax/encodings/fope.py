@@ -81,7 +81,7 @@ def rotate(
         pad = [(0, 0)] * (mixed.ndim - 1) + [(0, dim // 2 - count)]
         mixed = jnp.pad(mixed, pad, constant_values=still)
         waves.append(jnp.repeat(mixed, heads // mixed.shape[-2], axis=-2))
-    return rope.multiply(x, *waves)
+    return rope.turn(x, *waves)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,10 +55,9 @@ def parse(spec: str) -> tuple[Encoding, ...]:
     scaling = "a scaling as yarn(factor=4, original_length=2048)"
     try:
         pattern = specs.parse_pattern(spec, "rope(base=5e5)", scaling, SETTINGS)
-        return tuple(_layer(layer, spec) for layer in pattern)
     except ConfigError as error:
-        named = str(error).startswith("encoding ")
-        raise ConfigError(str(error) if named else f"encoding {shown(spec)}: {error}") from error
+        raise ConfigError(f"encoding {shown(spec)}: {error}") from error
+    return tuple(_layer(layer, spec) for layer in pattern)
 
 
 class Spec(str):
@@ -99,8 +98,11 @@ def _layer(layer: specs.Layer, spec: str) -> Encoding:
     if not layer.settings:
         return encoding
     window, sinks, chunk = (layer.settings.get(name, 0) for name in SETTINGS)
-    require(window > 0 or not sinks, "@sinks", sinks, "write @window=… too, for the same layer")
-    require(not (window and chunk), "@chunk", chunk, "write that or @window=…, not both")
+    where = f"encoding {shown(spec)}:"
+    fix = "write @window=… too, for the same layer"
+    require(window > 0 or not sinks, f"{where} @sinks", sinks, fix)
+    fix = "write that or @window=…, not both"
+    require(not (window and chunk), f"{where} @chunk", chunk, fix)
     return Windowed(encoding, window or None, sinks, chunk or None)
 
 

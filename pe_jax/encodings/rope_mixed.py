@@ -79,7 +79,7 @@ def rotate(
     require(layout in rope.LAYOUTS, "layout", layout, f"choose one of {', '.join(rope.LAYOUTS)}")
     angle = angles.angles(positions, frequencies.reshape(count, heads * pairs))
     angle = angle.reshape(*angle.shape[:-1], heads, pairs)
-    return rope.turn(x, jnp.repeat(angle, x.shape[-2] // heads, axis=-2), layout)
+    return rope.turn(x, *rope.waves(jnp.repeat(angle, x.shape[-2] // heads, axis=-2)), layout)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import Encoding
-from pe_jax.encodings.rope import turn
+from pe_jax.encodings.rope import turn, waves
 from pe_jax.encodings.terms import Rotation, State
 from pe_jax.numerics import angles, running_sums
 from pe_jax.numerics.arrays import align
@@ -133,4 +133,4 @@ def rotate(_, x, positions, state):
     share = state.shape[-2] // x.shape[-2]
     state = align(state[..., ::share, :], x)
     whole, rest = jnp.split(state, 2, axis=-1)
-    return turn(turn(x.astype(jnp.float32), whole), rest).astype(x.dtype)
+    return turn(turn(x.astype(jnp.float32), *waves(whole)), *waves(rest)).astype(x.dtype)

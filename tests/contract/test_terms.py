@@ -22,7 +22,7 @@ from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.decoding import one_token
 from pe_jax.engines.tiled import TileSizes, passes, schedule
-from pe_jax.engines.tiled.plan import Fixed, Operands, fill_tokens, make_plan, with_tables
+from pe_jax.engines.tiled.plan import NonDiff, Operands, fill_tokens, make_plan, with_tables
 from tests import util
 from tests.contract.laws import ONE_AXIS, each, values
 from tests.util import DIMS, E, H, T, assert_close, contiguous
@@ -101,7 +101,7 @@ def read_by_tiles(term, causal, sizes, base):
     on_ring = base is not None
     plan = make_plan(spec, (term,), (1, H, T), (H, T), sizes, segments=False, on_ring=on_ring)
     operands = with_tables(plan, Operands(None, None, None, None, (term,)), base)
-    group = passes.Group(plan, operands, Fixed(None, None, base), (), None)
+    group = passes.Group(plan, operands, NonDiff(None, None, base), (), None)
     with jax.ensure_compile_time_eval():
         q, k = (jnp.arange(T, dtype=jnp.int32)[None] + first for first in (base or 0, 0))
         tokens = fill_tokens(plan, Tokens(q, q), Tokens(k, k))

@@ -17,7 +17,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import call_in_reverse, first_order
-from pe_jax.engines.tiled.skipping import NEGLIGIBLE, can_skip
+from pe_jax.engines.tiled import skipping
 from pe_jax.numerics.arrays import repeat_heads
 from pe_jax.numerics.running_sums import exactly, pieces
 
@@ -137,7 +137,7 @@ class ScorePlan:
             "scale": spec.scale_of(terms),
             "formula": formula_sum(terms),
             "of_tokens": FunctionSum(tuple((term.fn, term.state.width) for term in of_tokens)),
-            "decays": can_skip(spec, terms),
+            "decays": skipping.can_skip(spec, terms),
             "cap": spec.logit_cap,
         }
 
@@ -300,35 +300,25 @@ def blocks_that_matter(
     Returns:
       bool [B, H, q blocks, k blocks].
     """
-    q, k = (repeat_heads(side.astype(jnp.float32), q.shape[1]) for side in (q, k))
-    q_size, k_size = sizes
-    norms = [jnp.sqrt((side * side).sum(-1)) for side in (q, k)]
-    gap = norms[0] * norms[1].max(-1, keepdims=True) - (q * k).sum(-1)
-    gap = plan.scale * gap.reshape(*gap.shape[:2], -1, q_size).max(-1)
-    q_first = jnp.arange(0, q.shape[2], q_size, dtype=jnp.int32)
-    k_first = jnp.arange(0, k.shape[2], k_size, dtype=jnp.int32)
-    apart = q_first[:, None] - k_first[None, :]
-    near = jnp.maximum(jnp.maximum(apart - k_size, -apart - q_size) + 1, 0)
-    fall = jnp.zeros((), jnp.float32)
-    if plan.formula:
-        columns = list(jnp.moveaxis(coefficients, 1, 0)[..., None, None])  # [C, H, 1, 1]
-        distance = jnp.where(apart > 0, near, -near)[None]
-        fall = plan.formula(columns, distance=distance)
-        fall = fall - plan.formula(columns, distance=jnp.zeros_like(distance))
-    if plan.of_tokens:
-        rows, columns = (
-            numbers.reshape(*numbers.shape[:3], -1, size)
-            for numbers, size in ((q_numbers, q_size), (k_numbers, k_size))
-        )
+    excess = skipping.largest_product(q, k, plan.scale) - skipping.own_scores(q, k, plan.scale)
 
-        def bias(row, column):  # of these two tokens of each block
-            of_query = [rows[:, :, c, :, None, row] for c in range(rows.shape[2])]
-            of_key = [columns[:, :, c, None, :, column] for c in range(rows.shape[2])]
-            return plan.of_tokens(of_query, of_key)
+    def ends(numbers, size, end):  # of the first or last token of each block
+        return list(jnp.moveaxis(numbers[..., end % size :: size], 2, 0))
 
-        between = jnp.where(apart > 0, bias(0, -1), bias(-1, 0))
-        fall = fall + jnp.where(near > 0, between, 0)
-    return ~(gap[..., None] + fall < NEGLIGIBLE)  # NaN counts as one that matters
+    def bound(distance, row, column):
+        fall = jnp.zeros((), jnp.float32)
+        if plan.formula:
+            columns = list(jnp.moveaxis(coefficients, 1, 0)[..., None, None])  # [C, H, 1, 1]
+            fall = plan.formula(columns, distance=distance[None])
+            fall = fall - plan.formula(columns, distance=jnp.zeros_like(distance[None]))
+        if plan.of_tokens:
+            of_query = [x[..., :, None] for x in ends(q_numbers, sizes[0], row)]
+            of_key = [x[..., None, :] for x in ends(k_numbers, sizes[1], column)]
+            fall = fall + plan.of_tokens(of_query, of_key)
+        return fall
+
+    most = skipping.block_bounds(excess, sizes, k.shape[2] // sizes[1], bound)
+    return ~(most < skipping.NEGLIGIBLE)  # NaN counts as one that matters
 
 
 def block_range(pairs: jax.Array, by_keys: bool) -> tuple[jax.Array, jax.Array]:

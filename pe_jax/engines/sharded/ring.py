@@ -26,7 +26,7 @@ from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import BlockPermuted
 from pe_jax.engines.sharded.tile_hops import Partition, TileHops, merge
 from pe_jax.engines.tiled.groups import Axes, map_by_axes
-from pe_jax.engines.tiled.plan import FIXED, OPERANDS, RESULT, Fixed, Operands, Result
+from pe_jax.engines.tiled.plan import NONDIFF, OPERANDS, RESULT, NonDiff, Operands, Result
 from pe_jax.engines.tiled.sizes import TileSizes
 from pe_jax.numerics.arrays import varying_like
 
@@ -53,9 +53,9 @@ def attend(
     if kv_heads % split.heads:
         raise ValueError(f"{kv_heads} key heads: must divide over the mesh axis {layout.heads!r}")
     layout.order(length)  # raises where the tokens do not divide
-    each, operands, fixed = TileHops.begin(sizes, split, spec, terms, q, k, v)
+    each, operands, nondiff = TileHops.begin(sizes, split, spec, terms, q, k, v)
     farthest = hops(layout, spec, length)
-    return each.whole(_attend(Ring(layout, each, farthest), operands, fixed))
+    return each.whole(_attend(Ring(layout, each, farthest), operands, nondiff))
 
 
 def partition(layout: BlockPermuted) -> Partition:
@@ -123,35 +123,35 @@ class Ring(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(ring: Ring, operands: Operands, fixed: Fixed) -> Result:
-    return _forward(ring, operands, fixed)[0]
+def _attend(ring: Ring, operands: Operands, nondiff: NonDiff) -> Result:
+    return _forward(ring, operands, nondiff)[0]
 
 
-def _forward(ring: Ring, operands: Operands, fixed: Fixed):
-    def device(operands, fixed):
-        operands, local = _begin(operands, fixed)
+def _forward(ring: Ring, operands: Operands, nondiff: NonDiff):
+    def device(operands, nondiff):
+        operands, local = _begin(operands, nondiff)
         operands = operands._replace(terms=ring.for_heads(operands.terms))
 
         def hop(keys):
-            return ring.each.forward(*_meet(operands, fixed, keys))
+            return ring.each.forward(*_meet(operands, nondiff, keys))
 
         return _round(ring, local, lambda result, keys: merge(result, hop(keys)), hop(local))
 
-    args = operands, fixed
-    result = ring.on_devices(device, (OPERANDS, FIXED), args, RESULT)
-    return result, (operands, fixed, result)
+    args = operands, nondiff
+    result = ring.on_devices(device, (OPERANDS, NONDIFF), args, RESULT)
+    return result, (operands, nondiff, result)
 
 
 def _backward(ring: Ring, saved: tuple, cotangent: Result):
     saved, cotangent = first_order((saved, cotangent))
 
-    def device(operands, fixed, result, cotangent):
-        operands, local = _begin(operands, fixed)
+    def device(operands, nondiff, result, cotangent):
+        operands, local = _begin(operands, nondiff)
         terms, pull = jax.vjp(ring.for_heads, operands.terms)
         operands = operands._replace(terms=terms)
 
         def hop(keys):
-            return ring.each.backward(*_meet(operands, fixed, keys), result, cotangent)
+            return ring.each.backward(*_meet(operands, nondiff, keys), result, cotangent)
 
         def visit(grads, keys):
             k, v = ring.send((grads.k, grads.v))
@@ -167,7 +167,7 @@ def _backward(ring: Ring, saved: tuple, cotangent: Result):
         terms = jax.lax.psum(terms, ring.layout.axes)
         return Operands(grads.q, k=home[0], v=home[1], tables=None, terms=terms)
 
-    axes = OPERANDS, FIXED, RESULT, RESULT
+    axes = OPERANDS, NONDIFF, RESULT, RESULT
     grads = ring.on_devices(device, axes, (*saved, cotangent), OPERANDS)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, saved[0]), None
 
@@ -183,10 +183,10 @@ class Visitor(NamedTuple):
     tokens: Tokens
 
 
-def _begin(operands: Operands, fixed: Fixed) -> tuple[Operands, Visitor]:
+def _begin(operands: Operands, nondiff: NonDiff) -> tuple[Operands, Visitor]:
     """The operands, typed as varying over devices, and what this one sends round."""
     terms = varying_like(operands.terms, operands._replace(terms=None))
-    return operands._replace(terms=terms), Visitor(operands.k, operands.v, fixed.k)
+    return operands._replace(terms=terms), Visitor(operands.k, operands.v, nondiff.k)
 
 
 def _round(ring: Ring, local: Visitor, visit, carry):
@@ -204,9 +204,9 @@ def _round(ring: Ring, local: Visitor, visit, carry):
     return jax.lax.scan(step, start, length=ring.hops, unroll=unroll)[0][0]
 
 
-def _meet(operands: Operands, fixed: Fixed, keys: Visitor) -> tuple[Operands, Fixed]:
+def _meet(operands: Operands, nondiff: NonDiff, keys: Visitor) -> tuple[Operands, NonDiff]:
     """The operands of a hop: the queries of a device and the keys that visit it."""
-    return operands._replace(k=keys.k, v=keys.v), fixed._replace(k=keys.tokens)
+    return operands._replace(k=keys.k, v=keys.v), nondiff._replace(k=keys.tokens)
 
 
 def _add(a, b):

@@ -16,7 +16,7 @@ from pe_jax.engines.block import LOWEST
 from pe_jax.engines.tiled import engine as tiled
 from pe_jax.engines.tiled import schedule
 from pe_jax.engines.tiled.plan import (
-    Fixed,
+    NonDiff,
     Operands,
     Plan,
     Result,
@@ -53,7 +53,7 @@ class TileHops(NamedTuple):
         q: Side,
         k: Side,
         v: jax.Array,
-    ) -> tuple["TileHops", Operands, Fixed]:
+    ) -> tuple["TileHops", Operands, NonDiff]:
         """The hops of a call, and its operands.
 
         Each hop makes tables of its distances: tables of all distances of a row would not shrink
@@ -67,8 +67,8 @@ class TileHops(NamedTuple):
         segments = q.tokens.segments is not None
         plan = make_plan(spec, terms, queries, keys, sizes, segments=segments, on_ring=True)
         q, k = block.prepare(spec, terms, q, k)
-        operands, fixed = lay_out(plan, terms, q, k, v, runs=split.runs_per_row)
-        return cls(plan, split), operands, fixed
+        operands, nondiff = lay_out(plan, terms, q, k, v, runs=split.runs_per_row)
+        return cls(plan, split), operands, nondiff
 
     def whole(self, result: Result) -> tuple[jax.Array, jax.Array]:
         """The output and the logarithms of rows' sums, without padding."""
@@ -80,9 +80,9 @@ class TileHops(NamedTuple):
 
         return cut(result.out), cut(result.lse)
 
-    def forward(self, operands: Operands, fixed: Fixed) -> Result:
+    def forward(self, operands: Operands, nondiff: NonDiff) -> Result:
         """Attention over the keys of a hop; the terms are those of the device's heads."""
-        of_q, of_k = self._runs(operands, fixed)
+        of_q, of_k = self._runs(operands, nondiff)
 
         def of_queries(queries):
             def meet(result, keys):
@@ -103,10 +103,10 @@ class TileHops(NamedTuple):
         return jax.tree.map(self._join, jax.lax.map(of_queries, of_q))
 
     def backward(
-        self, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
+        self, operands: Operands, nondiff: NonDiff, result: Result, cotangent: Result
     ) -> Operands:
         """Gradients, float32; `result` is over all keys."""
-        of_q, of_k = self._runs(operands, fixed)
+        of_q, of_k = self._runs(operands, nondiff)
 
         def zeros(tree):
             arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
@@ -155,15 +155,15 @@ class TileHops(NamedTuple):
         x = jnp.moveaxis(x, 0, 2)
         return x.reshape(*x.shape[:2], -1, *x.shape[4:])
 
-    def _runs(self, x: Operands, fixed: Fixed) -> tuple[tuple, tuple]:
+    def _runs(self, x: Operands, nondiff: NonDiff) -> tuple[tuple, tuple]:
         """Runs of queries (vectors, own scores, tokens) and of keys (vectors, values, tokens)."""
-        of_q, of_k = jax.tree.map(self._split, ((x.q, fixed.own_scores), (x.k, x.v)))
-        tokens = jax.tree.map(lambda x: self._split(x, 1), (fixed.q, fixed.k))
+        of_q, of_k = jax.tree.map(self._split, ((x.q, nondiff.own_scores), (x.k, x.v)))
+        tokens = jax.tree.map(lambda x: self._split(x, 1), (nondiff.q, nondiff.k))
         return (*of_q, tokens[0]), (*of_k, tokens[1])
 
-    def _unless_hidden(self, fixed: Fixed, f: Any, nothing: Any, like: Any):
+    def _unless_hidden(self, nondiff: NonDiff, f: Any, nothing: Any, like: Any):
         """f(); or `nothing`, with the same types, where the mask hides all of two runs."""
-        visible = schedule.visible(self.plan, fixed.q, fixed.k)[0].any()
+        visible = schedule.visible(self.plan, nondiff.q, nondiff.k)[0].any()
         return jax.lax.cond(visible, f, lambda: varying_like(nothing, like))
 
 
@@ -174,9 +174,9 @@ def merge(a: Result, b: Result) -> Result:
     return Result((x * a.out + y * b.out) / (x + y), top + jnp.log(x + y))
 
 
-def _pair(operands: Operands, queries: tuple, keys: tuple) -> tuple[Operands, Fixed]:
+def _pair(operands: Operands, queries: tuple, keys: tuple) -> tuple[Operands, NonDiff]:
     """The operands of two runs, as `_runs` gives them."""
     (q, own_scores, q_tokens), (k, v, k_tokens) = queries, keys
     base = q_tokens.index[0, 0] - k_tokens.index[0, 0]
-    fixed = Fixed(q_tokens, k_tokens, base, own_scores=own_scores)
-    return operands._replace(q=q, k=k, v=v), fixed
+    nondiff = NonDiff(q_tokens, k_tokens, base, own_scores=own_scores)
+    return operands._replace(q=q, k=k, v=v), nondiff

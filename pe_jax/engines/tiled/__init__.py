@@ -2,7 +2,7 @@
 
 `engine` reads top-down: what a call is made of, and its gradients. `passes` visits the tiles,
 `schedule` says which and in which order, `skipping` which of them are negligible, `sizes` how large
-they are, `groups` which heads take turns, `alike_rows` what rows of the batch share.
+they are, `groups` which heads take turns, `shared_positions` what rows of the batch share.
 """
 
 from pe_jax.engines.tiled.engine import Tiled, attend

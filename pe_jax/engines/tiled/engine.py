@@ -17,10 +17,10 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import call_in_reverse, first_order
 from pe_jax.engines.tiled import passes
 from pe_jax.engines.tiled.plan import (
-    FIXED,
+    NONDIFF,
     OPERANDS,
     RESULT,
-    Fixed,
+    NonDiff,
     Operands,
     Plan,
     Result,
@@ -66,41 +66,42 @@ def attend(
     shapes = (batch, heads, queries), (kv_heads, keys)
     plan = make_plan(spec, terms, *shapes, sizes, **options)
     q, k = block.prepare(spec, terms, q, k)
-    operands, fixed = lay_out(plan, terms, q, k, v, dropout)
+    operands, nondiff = lay_out(plan, terms, q, k, v, dropout)
     operands = with_tables(plan, operands)
     operands = varying_like(operands, operands)
-    result = call_in_reverse(_attend, plan, operands, fixed)
+    result = call_in_reverse(_attend, plan, operands, nondiff)
     return result.out[:, :, :queries], result.lse[:, :, :queries]
 
 
 # Eager calls of one kind share a program: without jit, loops over new closures compile each time.
 @functools.partial(jax.jit, static_argnums=0, inline=True)
-def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
+def forward(plan: Plan, operands: Operands, nondiff: NonDiff) -> Result:
     """Attention over these keys alone."""
     q, v = operands.q.x, operands.v
     out, lse = (jax.ShapeDtypeStruct((*q.shape[:3], n), jnp.float32) for n in (v.shape[-1], 1))
     run = functools.partial(passes.forward, plan)
-    return plan.groups.map(run, (OPERANDS, FIXED), (operands, fixed), RESULT, Result(out, lse))
+    axes = OPERANDS, NONDIFF
+    return plan.groups.map(run, axes, (operands, nondiff), RESULT, Result(out, lse))
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def backward(
-    plan: Plan, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
+    plan: Plan, operands: Operands, nondiff: NonDiff, result: Result, cotangent: Result
 ) -> Operands:
     """Gradients, float32; `result` is over all keys, of which these may be a part."""
     run = functools.partial(passes.backward, plan)
-    axes = (OPERANDS, FIXED, RESULT, RESULT)
-    return plan.groups.map(run, axes, (operands, fixed, result, cotangent), OPERANDS, operands)
+    axes = (OPERANDS, NONDIFF, RESULT, RESULT)
+    return plan.groups.map(run, axes, (operands, nondiff, result, cotangent), OPERANDS, operands)
 
 
-def _attend_forward(plan: Plan, operands: Operands, fixed: Fixed):
-    result = forward(plan, operands, fixed)
-    return result, (operands, fixed, result)
+def _attend_forward(plan: Plan, operands: Operands, nondiff: NonDiff):
+    result = forward(plan, operands, nondiff)
+    return result, (operands, nondiff, result)
 
 
 def _attend_backward(plan: Plan, saved, cotangent: Result):
-    (operands, fixed, result), cotangent = first_order((saved, cotangent))
-    grads = backward(plan, operands, fixed, result, cotangent)
+    (operands, nondiff, result), cotangent = first_order((saved, cotangent))
+    grads = backward(plan, operands, nondiff, result, cotangent)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, operands), None
 
 

@@ -20,8 +20,8 @@ from pe_jax.encodings.terms import Tokens
 from pe_jax.encodings.terms.diagonals import Line
 from pe_jax.engines import block
 from pe_jax.engines.block import LOWEST
-from pe_jax.engines.tiled import alike_rows, schedule, skipping
-from pe_jax.engines.tiled.plan import Fixed, Operands, Plan, Result
+from pe_jax.engines.tiled import schedule, shared_positions, skipping
+from pe_jax.engines.tiled.plan import NonDiff, Operands, Plan, Result
 from pe_jax.engines.tiled.schedule import Stage, Visit
 from pe_jax.numerics import products
 from pe_jax.numerics.arrays import varying_like
@@ -40,20 +40,20 @@ class Group(NamedTuple):
 
     plan: Plan
     operands: Operands
-    fixed: Fixed
+    nondiff: NonDiff
     visits: tuple[Visit, ...]
     reach: Any  # bound on each query's products, [b, h, T, 1], if rows can stop early; or None
 
     @classmethod
-    def of(cls, plan: Plan, operands: Operands, fixed: Fixed) -> "Group":
+    def of(cls, plan: Plan, operands: Operands, nondiff: NonDiff) -> "Group":
         """The group of these operands."""
         x, skip, reach = operands, None, None
         if plan.skips:
-            skip = skipping.negligible_tiles(plan, x, fixed)
+            skip = skipping.negligible_tiles(plan, x, nondiff)
         if plan.stops:
             reach = skipping.largest_product(x.q.x, x.k.x, plan.spec.scale_of(x.terms))
-        visits = schedule.visits(plan, fixed.q, fixed.k, skip)
-        return cls(plan, x, fixed, visits, reach)
+        visits = schedule.visits(plan, nondiff.q, nondiff.k, skip)
+        return cls(plan, x, nondiff, visits, reach)
 
     # The operands of a tile, and where its gradients go.
 
@@ -63,8 +63,9 @@ class Group(NamedTuple):
         q = jax.tree.map(lambda y: _cut(y, tile.i * rows, rows, 2), x.q)
         k, v = jax.tree.map(lambda y: _cut(y, tile.j * columns, columns, 2), (x.k, x.v))
         tables = x.tables
-        if (window := self.window(tile)) is not None:
-            tables = jax.tree.map(lambda y: _cut(y, *window, 1), tables)
+        if not self.takes_whole_tables(tile):
+            first, count = self.window(tile)
+            tables = jax.tree.map(lambda y: _cut(y, first, count, 1), tables)
         q, k, v = jax.tree.map(lambda y: y.astype(jnp.float32), (q, k, v))
         return Operands(q, k, v, tables, x.terms)
 
@@ -76,15 +77,20 @@ class Group(NamedTuple):
             (total.k, total.v),
             _transposed((grads.k, grads.v)),
         )
-        if (window := self.window(tile)) is None:
+        if self.takes_whole_tables(tile):
             tables = jax.tree.map(jnp.add, total.tables, grads.tables)
         else:
-            tables = jax.tree.map(lambda a, b: _add(a, b, window[0], 1), total.tables, grads.tables)
+            first, _ = self.window(tile)
+            tables = jax.tree.map(lambda a, b: _add(a, b, first, 1), total.tables, grads.tables)
         terms = jax.tree.map(jnp.add, total.terms, grads.terms)
         return Operands(None, k, v, tables, terms)
 
-    def window(self, tile: Tile) -> tuple[Any, int] | None:
-        """A tile's entries in tables: the first, and how many; None: it takes whole tables.
+    def takes_whole_tables(self, tile: Tile) -> bool:
+        """Whether a tile is compiled for its distances, and tables end at their horizons."""
+        return self.plan.uniform and tile.stage.gap is not None
+
+    def window(self, tile: Tile) -> tuple[Any, int]:
+        """A tile's entries in tables that are cut for it: the first, and how many.
 
         The first is that of its greatest distance, the bottom left corner. Beyond the horizons a
         tile has one entry: the table's first or, where keys are ahead of queries, its last.
@@ -94,16 +100,14 @@ class Group(NamedTuple):
         if tile.stage.uniform:
             end = jnp.iinfo(jnp.int32).max  # clamped to the end of any table
             return 0 if plan.one_sided else jnp.where(gap > 0, 0, end), 1
-        if plan.uniform and plan.one_by_one:
-            return None
         first = plan.gaps[0] if plan.uniform else plan.grid.lengths[0] - rows
         return first - gap, rows + columns
 
     def tokens(self, tile: Tile) -> tuple[Tokens, Tokens]:
         """The tokens of a tile's queries and keys."""
         sides = (
-            (self.fixed.q, tile.i, self.plan.grid.rows),
-            (self.fixed.k, tile.j, self.plan.grid.columns),
+            (self.nondiff.q, tile.i, self.plan.grid.rows),
+            (self.nondiff.k, tile.j, self.plan.grid.columns),
         )
         q, k = (
             jax.tree.map(lambda x, n=n, size=size: _cut(x, n * size, size, 1), side)
@@ -119,7 +123,7 @@ class Group(NamedTuple):
         q, k = inputs.q._replace(tokens=q_tokens), inputs.k._replace(tokens=k_tokens)
         pairs = None
         if tile.stage.masked:
-            pairs = block.visible(self.plan.spec, self.fixed.masks, q_tokens, k_tokens)
+            pairs = block.visible(self.plan.spec, self.nondiff.masks, q_tokens, k_tokens)
         s, after = block.scores(
             self.plan.spec,
             inputs.terms,
@@ -129,15 +133,15 @@ class Group(NamedTuple):
             lines=self.lines(inputs, tile),
             before=before,
             multiply=functools.partial(products.multiply, self.operands.q.x.dtype),
-            term_scores=alike_rows.scores if self.plan.alone else None,
+            term_scores=shared_positions.scores if self.plan.alone else None,
         )
         return (s if pairs is None else jnp.where(pairs, s, LOWEST)), after
 
     def values(self, inputs: Operands, tile: Tile, weights: jax.Array) -> jax.Array:
         """What a tile with these weights adds to the output: float32 [b, h, r, F]."""
         tokens = self.tokens(tile)
-        if self.fixed.dropout is not None:
-            weights = weights * self.fixed.dropout.factors(*tokens)
+        if self.nondiff.dropout is not None:
+            weights = weights * self.nondiff.dropout.factors(*tokens)
         mean = functools.partial(products.average, self.operands.v.dtype)
         lines = self.lines(inputs, tile)
         return block.values(inputs.terms, weights, *tokens, inputs.v, lines=lines, average=mean)
@@ -148,7 +152,7 @@ class Group(NamedTuple):
         gap = tile.stage.gap
         if gap is None:
             gap = tile.i * rows - tile.j * columns
-            gap = gap if self.fixed.base is None else gap + self.fixed.base
+            gap = gap if self.nondiff.base is None else gap + self.nondiff.base
         lines = []
         for term, table in zip(inputs.terms, inputs.tables, strict=True):
             if not (plan.spec.in_order and isinstance(term, kinds.ByDistance)):
@@ -156,7 +160,7 @@ class Group(NamedTuple):
             elif not isinstance(term, kinds.DistanceTerm):
                 relative = jnp.arange(rows - 1, -columns - 1, -1, dtype=jnp.int32)
                 lines.append(Line(term.at(gap + relative), rows - 1))
-            elif self.window(tile) is not None:
+            elif not self.takes_whole_tables(tile):
                 lines.append(Line(table, rows - 1))
             else:  # without the entries beyond the tile
                 (low, high), n = plan.range_of(term), table.shape[1]
@@ -216,8 +220,8 @@ class Group(NamedTuple):
             summed = kinds.select(terms, kinds.RowTerm)
             unsettled = [~term.settled(x) for term, x in zip(summed, before, strict=True)]
             rows = functools.reduce(jnp.logical_or, unsettled)
-        if self.fixed.q.segments is not None:  # padding would never stop
-            rows &= (_cut(self.fixed.q.segments, first, size, 1) >= 0)[:, None, :, None]
+        if self.nondiff.q.segments is not None:  # padding would never stop
+            rows &= (_cut(self.nondiff.q.segments, first, size, 1) >= 0)[:, None, :, None]
         return rows.any()
 
 
@@ -246,9 +250,9 @@ class Running(NamedTuple):
     total: jax.Array
 
 
-def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
+def forward(plan: Plan, operands: Operands, nondiff: NonDiff) -> Result:
     """Attention of a group over these keys alone."""
-    group = Group.of(plan, operands, fixed)
+    group = Group.of(plan, operands, nondiff)
     shape = *operands.q.x.shape[:2], plan.grid.rows
     start = Running(
         jnp.zeros((*shape, operands.v.shape[-1]), jnp.float32),
@@ -297,10 +301,10 @@ class RowGradients(NamedTuple):
 
 
 def backward(
-    plan: Plan, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
+    plan: Plan, operands: Operands, nondiff: NonDiff, result: Result, cotangent: Result
 ) -> Operands:
     """Gradients of a group, float32; `result` is over all keys, these or more."""
-    group = Group.of(plan, operands, fixed)
+    group = Group.of(plan, operands, nondiff)
     inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
     # a row that sees nothing: so large that its weights are 0 here too
     lse = jnp.where(result.lse > LOWEST / 2, result.lse, -LOWEST)

@@ -29,7 +29,7 @@ class Operands(NamedTuple):
     terms: Any  # without the arrays that tables and states hold
 
 
-class Fixed(NamedTuple):
+class NonDiff(NamedTuple):
     """The inputs of a call that get no gradients."""
 
     q: Any  # the tokens of the queries
@@ -52,7 +52,7 @@ class Result(NamedTuple):
 
 SIDES, HEADS, BATCH = Axes.BATCH_AND_HEADS, Axes.HEADS, Axes.BATCH
 OPERANDS = Operands(SIDES, SIDES, SIDES, HEADS, HEADS)
-FIXED = Fixed(BATCH, BATCH, Axes.NONE, BATCH, SIDES, SIDES)
+NONDIFF = NonDiff(BATCH, BATCH, Axes.NONE, BATCH, SIDES, SIDES)
 RESULT = Result(SIDES, SIDES)
 
 
@@ -183,7 +183,7 @@ def _near_and_far(plan: Plan, terms: tuple) -> Plan:
 
 def lay_out(
     plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, dropout: Any = None, runs: int = 1
-) -> tuple[Operands, Fixed]:
+) -> tuple[Operands, NonDiff]:
     """The inputs of a call, padded to whole tiles; `with_tables` adds the tables.
 
     On a ring rows consist of `runs` runs of tokens, each as long as the plan says.
@@ -206,11 +206,11 @@ def lay_out(
         x, y = operands.q.x, operands.k.x
         own_scores = skipping.own_scores(x, y, plan.spec.scale_of(terms))
     masks = tuple(kinds.select(terms, kinds.Mask))
-    return operands, Fixed(q_tokens, k_tokens, None, masks, dropout, own_scores)
+    return operands, NonDiff(q_tokens, k_tokens, None, masks, dropout, own_scores)
 
 
 def with_tables(plan: Plan, operands: Operands, base: Any = None) -> Operands:
-    """The operands with tables of terms of distances, evaluated once; `base` as in `Fixed`."""
+    """The operands with tables of terms of distances, evaluated once; `base` as in `NonDiff`."""
     tables, terms = [], []
     for term in operands.terms:
         tabled = has_table(plan.spec, term)

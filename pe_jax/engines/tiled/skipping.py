@@ -12,6 +12,8 @@ towards 0, which costs accuracy: keys left out have weights below exp(NEGLIGIBLE
 b, h batch and heads of a group, T queries.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -57,27 +59,47 @@ def own_scores(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
     return scale * (q * k).sum(-1, keepdims=True)
 
 
-def negligible_tiles(plan: Any, operands: Any, fixed: Any) -> jax.Array:
+def block_bounds(
+    excess: jax.Array, sizes: tuple[int, int], count: int, bound: Callable, base: Any = 0
+) -> jax.Array:
+    """The most by which scores of a block exceed that of a query's own key: [b, h, blocks, blocks].
+
+    Args:
+      excess: of the products of each query over its own score, [b, h, T, 1].
+      sizes: queries and keys of a block.
+      count: blocks of keys.
+      bound: `bound(distance, row, column)`, the most that biases are for tokens `distance`
+        [blocks, blocks] apart, the first (0) or the last (-1) of each block of queries and of keys.
+      base: the distance of the first query and the first key.
+    """
+    rows, columns = sizes
+    excess = excess.reshape(*excess.shape[:2], -1, rows).max(-1)
+    first_q = rows * jnp.arange(excess.shape[2], dtype=jnp.int32)[:, None]
+    first_k = columns * jnp.arange(count, dtype=jnp.int32)[None]
+    gap = first_q - first_k + base
+    behind, ahead = gap - (columns - 1), gap + rows - 1
+    past, future = bound(behind, 0, -1), bound(ahead, -1, 0)
+    return excess[..., None] + jnp.where(behind > 0, past, jnp.where(ahead < 0, future, 0))
+
+
+def negligible_tiles(plan: Any, operands: Any, nondiff: Any) -> jax.Array:
     """Tiles whose keys are all negligible against the query's own: bool [q_blocks, k_blocks]."""
-    grid, scale, q = plan.grid, plan.spec.scale_of(operands.terms), operands.q.x
-    excess = largest_product(q, operands.k.x, scale) - fixed.own_scores
-    excess = excess.reshape(*q.shape[:2], grid.q_blocks, -1).max(-1)
-    first_q = grid.rows * jnp.arange(grid.q_blocks, dtype=jnp.int32)[:, None]
-    first_k = grid.columns * jnp.arange(grid.k_blocks, dtype=jnp.int32)[None]
-    gap = first_q - first_k + (0 if fixed.base is None else fixed.base)
-    behind, ahead = gap - (grid.columns - 1), gap + grid.rows - 1
-    most = excess[..., None]
-    for term, *states in zip(operands.terms, operands.q.states, operands.k.states, strict=True):
-        if isinstance(term, kinds.Outside):
-            continue
-        (first, last), (k_first, k_last) = (
-            _ends(x, size) for x, size in zip(states, (grid.rows, grid.columns), strict=True)
-        )
-        past, future = term.bound(behind, (first, k_last)), term.bound(ahead, (last, k_first))
-        most = most + jnp.where(behind > 0, past, jnp.where(ahead < 0, future, 0))
+    grid, q, k = plan.grid, operands.q, operands.k
+    excess = largest_product(q.x, k.x, plan.spec.scale_of(operands.terms)) - nondiff.own_scores
+
+    def bound(distance, row, column):
+        bounds = [
+            term.bound(distance, (_ends(x, grid.rows, row), _ends(y, grid.columns, column)))
+            for term, x, y in zip(operands.terms, q.states, k.states, strict=True)
+            if isinstance(term, kinds.ScoreTerm)
+        ]
+        return functools.reduce(jnp.add, bounds)
+
+    base = 0 if nondiff.base is None else nondiff.base
+    most = block_bounds(excess, grid[:2], grid.k_blocks, bound, base)
     return (most < NEGLIGIBLE).all((0, 1))
 
 
-def _ends(x: Any, size: int) -> tuple[Any, Any]:
-    """The states of the first and the last token of each block, [b, h, blocks, C]; or None."""
-    return (None, None) if x is None else (x[:, :, ::size], x[:, :, size - 1 :: size])
+def _ends(x: Any, size: int, end: int) -> Any:
+    """The state of the first (0) or last (-1) token of each block, [b, h, blocks, C]; or None."""
+    return None if x is None else x[:, :, end % size :: size]

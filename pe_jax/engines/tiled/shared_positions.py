@@ -1,4 +1,4 @@
-"""Scores of positions alone, shared by the batch rows of a tile that have the same positions."""
+"""Scores of positions alone, computed once for the batch rows of a tile that share positions."""
 
 from typing import Any
 
