@@ -125,7 +125,7 @@ def rotated(
 
 
 def finish(
-    call: Call, result: tuple, positions: Any, lengths: Any, valid: int | None, like: jax.Array
+    call: Call, result: tuple, positions: Any, lengths: Any, valid: int | None, like: Any
 ) -> tuple[jax.Array, Any]:
     """What an engine gives, as a caller takes it: out as `like` [*B, T, H, …], and lse [*B, T, H].
 
