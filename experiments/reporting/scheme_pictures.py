@@ -79,7 +79,7 @@ def _scores(spec, terms, q, k, v) -> tuple[jax.Array, jax.Array]:
     """An engine that returns the scores [B, H, T, S] as its output, of rows that add up to 1."""
     pairs = block.visible(spec, terms, q.tokens, k.tokens)
     scores = jnp.where(pairs, reference.scores(spec, terms, q, k, pairs), jnp.nan)
-    return scores, jnp.zeros((1, 1, 1, 1))
+    return scores, jnp.zeros((*scores.shape[:3], 1))
 
 
 def _look(encoding: Encoding, dims: Dims, causal: bool, params: Params, x, places) -> jax.Array:

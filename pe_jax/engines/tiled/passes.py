@@ -87,7 +87,7 @@ class Group(NamedTuple):
 
     def takes_whole_tables(self, tile: Tile) -> bool:
         """Whether a tile is compiled for its distances, and tables end at their horizons."""
-        return self.plan.uniform and tile.stage.gap is not None
+        return self.plan.uniform and self.plan.one_by_one and not tile.stage.uniform
 
     def window(self, tile: Tile) -> tuple[Any, int]:
         """A tile's entries in tables that are cut for it: the first, and how many.
