@@ -76,6 +76,7 @@ def test_intervals_cover_the_mean_over_other_seeds_and_windows(seeds, windows, s
         both, over_seeds = statistics.crossed(*by_seed(x)), statistics.estimate(x.mean(1).tolist())
         covered += both.low <= 0 <= both.high
         alone += over_seeds.low <= 0 <= over_seeds.high
+        assert both.high - both.low >= over_seeds.high - over_seeds.low
     assert 0.93 * draws <= covered <= 0.985 * draws
     assert seed_share or alone < 0.8 * draws
 
