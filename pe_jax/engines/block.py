@@ -43,7 +43,7 @@ def _by_key_head(x: jax.Array, k: jax.Array) -> jax.Array:
 
 
 PAIRS = (  # what any engine of blocks does with a term
-    *(kinds.Outside, kinds.ScoreTerm, kinds.ByDistance, kinds.ProductTerm, kinds.RowRescore),
+    *(kinds.Outside, kinds.ScoreTerm, kinds.ProductTerm, kinds.RelativeValues, kinds.RowRescore),
     *(kinds.Mask, kinds.TracedScalars),
 )
 
@@ -114,14 +114,15 @@ def scores(
         if isinstance(term, kinds.RowTerm):
             added, after = term.row_bias(products, states, pairs, next(sums))
             carried.append(after)
-        elif isinstance(term, kinds.DistanceScores) and line is not None:
+            bias = added if bias is None else bias + added
+        if not isinstance(term, kinds.ScoreTerm):
+            continue
+        if isinstance(term, kinds.DistanceScores) and line is not None:
             added = term.along(line, q, k, states)
-        elif isinstance(term, kinds.ScoreTerm):
+        else:
             evaluate = functools.partial(term_scores, term) if term_scores else term.scores
             added = evaluate(q, k, states)
-        else:
-            continue
-        if isinstance(term, kinds.ScoreTerm) and term.scaled:
+        if term.scaled:
             s = s + scale * added
         else:
             bias = added if bias is None else bias + added

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+import pe_jax
+from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import (
     DistanceFormula,
     DistanceTerm,
@@ -187,3 +189,32 @@ def test_a_profile_is_the_same_head_by_head(case):
 
     for by_head, together in evaluated(case, DistanceFormula, both):
         assert_close(by_head, together, 1e-6)
+
+
+@kinds.kind
+class OnlyValues(kinds.ByDistance):
+    """A kind that says what it is at a distance, and not what is done with it."""
+
+    def at(self, distance):
+        return distance[None].astype(jnp.float32)
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled", None])
+def test_a_kind_of_which_no_engine_knows_what_it_does_is_refused(engine):
+    q = jnp.ones((1, 3, 2, 4))
+    with pytest.raises(ValueError, match="has no OnlyValues"):
+        pe_jax.attention(q, q, q, terms=(OnlyValues(),), implementation=engine)
+
+
+def test_one_term_replaces_the_products_and_no_view_goes_with_it():
+    state = kinds.State(fade, (), 8)
+    faded, path = kinds.ChannelDecay(state), kinds.PathProduct(state)
+    rotation = kinds.Rotation(None, None, views=kinds.Views((2,)))
+    with pytest.raises(ValueError, match="2 terms replace q·k; keep at most one"):
+        kinds.check((faded, path))
+    with pytest.raises(ValueError, match="PathProduct replaces q·k, which several views"):
+        kinds.check((rotation, path))
+
+
+def fade(arrays, x, before):
+    raise AssertionError("a check computes nothing")

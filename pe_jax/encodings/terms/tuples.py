@@ -6,10 +6,9 @@ A axes of a position, C numbers of a state or a formula, n any shape. `distance 
 
 from typing import Any
 
-from pe_jax.encodings.terms.rows import PathProduct
-from pe_jax.encodings.terms.scores import ChannelDecay, PairBias
+from pe_jax.encodings.terms.scores import PairBias
 from pe_jax.encodings.terms.softmax import Sink, Unnormalized
-from pe_jax.encodings.terms.term import Outside, ResultTerm, RowTerm, select
+from pe_jax.encodings.terms.term import Outside, ProductTerm, ResultTerm, RowTerm, select
 from pe_jax.encodings.terms.vectors import Rotation, Scale, TracedScalars, Views
 
 
@@ -73,15 +72,15 @@ def check(terms: tuple, scale: Any = None, logit_cap: Any = None) -> None:
     for kind, what in (
         (Scale, "set a scale"),
         (Unnormalized, "leave weights unnormalized"),
-        (ChannelDecay, "fade channels"),
-        (PathProduct, "take products along paths"),
+        (ProductTerm, "replace q·k"),
     ):
         if (count := len(select(terms, kind))) > 1:
             raise ValueError(f"{count} terms {what}; keep at most one")
     if any(rotation.views is not None for rotation in select(terms, Rotation)[:-1]):
         raise ValueError("a rotation cannot follow one with several views; put that one last")
-    if views(terms) is not None and select(terms, ChannelDecay):
-        raise ValueError("channels of several views cannot fade; leave one of the two out")
+    if views(terms) is not None and (others := select(terms, ProductTerm)):
+        name = type(others[0]).__name__
+        raise ValueError(f"{name} replaces q·k, which several views have each; leave one out")
     if scale is not None and (scales := select(terms, Scale)):
         raise ValueError(f"scale={scale}: a term sets a scale, {scales[0].value}; leave one out")
     other = "Sink" if select(terms, Sink) else "logit_cap" if logit_cap is not None else None
