@@ -1,1 +1,1 @@
-"""Helpers of several encodings: angles, running sums, arrays."""
+"""Arithmetic that encodings and engines share: angles, exact sums, products, positions, resampling."""
