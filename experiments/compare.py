@@ -28,10 +28,10 @@ LAST_LOOK = flags.DEFINE_bool("last_look", False, "evaluate finished runs on the
 
 
 def main(config: CompareConfig) -> None:
-    """Runs a comparison."""
+    """Runs a comparison, or a last look at one."""
     from experiments.programs import compare  # imports take seconds, which --help and typos skip
 
-    return compare.main(config, LAST_LOOK.value)
+    (compare.look if LAST_LOOK.value else compare.main)(config)
 
 
 if __name__ == "__main__":

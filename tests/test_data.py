@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from pe_jax.training import corpus as corpora
-from pe_jax.training import data, evaluate, packing, tokenizer
+from pe_jax.training import data, packing, tokenizer
 from pe_jax.training.config import EvalConfig
 from tests.test_corpus import novels, write, written
 
@@ -210,7 +210,7 @@ def test_files_that_are_kept_apart_are_in_no_window_and_alone_are_in_all(tmp_pat
         assert part.digest == corpus.digest and len(part.documents("train")) == 3
     assert corpus.apart("test", ())[0] is corpus
     config = EvalConfig((6,), windows=4, stride=6, split="test", kept=("a.txt", "b.txt"))
-    assert {*map(chr, evaluate.windows(corpus, BYTES, config).flat)} == {"c"}
+    assert {*map(chr, data.windows(corpus, BYTES, config).flat)} == {"c"}
     with pytest.raises(ValueError, match="eval.kept: no file of split 'test' .* 'd.txt'.*a.txt, b"):
         corpus.apart("test", ("a.txt", "d.txt"))
     with pytest.raises(ValueError, match="split 'test' has no document"):

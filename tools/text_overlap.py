@@ -13,7 +13,7 @@ from absl import app, flags
 
 from experiments.running import config_files
 from experiments.running.configs.compare import CompareConfig
-from pe_jax.training import data, evaluate, tokenizer
+from pe_jax.training import data, tokenizer
 from pe_jax.training.corpus import Corpus
 
 
@@ -47,7 +47,7 @@ def report(corpus: Corpus, config: CompareConfig) -> list[str]:
     for split, found in splits.items():
         counted, once = share(found, known), share({*found}, known)
         lines.append(f"{split}: {counted:.1%} of {len(found):,} shingles, {once:.1%} of distinct")
-    rows = evaluate.windows(corpus, tokenizer.get("bytes"), config.eval)
+    rows = data.windows(corpus, tokenizer.get("bytes"), config.eval)
     read = config.eval.lengths[-1] + size - 1  # one shingle ends at each target
     shares = [share(shingles(bytes(row[-read:].tolist()), size), known) for row in rows]
     mean = sum(shares) / len(shares)

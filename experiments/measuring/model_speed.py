@@ -6,7 +6,7 @@ temporaries of the training step. `timing` has the method.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,6 @@ import numpy as np
 from absl import logging
 
 from experiments.measuring import timing
-from experiments.running.configs.compare import CompareConfig
 from pe_jax.models import generate
 from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.step import Trainer
@@ -25,54 +24,48 @@ OUT_OF_MEMORY = "out of memory"
 Programs = dict[str, tuple[Callable, float]]
 
 
-def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
+def measure(
+    evaluators: dict[str, Evaluator],
+    batch: int,
+    length: int,
+    lengths: Sequence[int],
+    repeats: int,
+) -> dict[str, Any]:
     """Times by scheme and round, and bytes of temporaries.
 
     Times are milliseconds for batch × length tokens, and for one token per row in `decode_ms`.
+
+    Args:
+      evaluators: by scheme's name.
+      batch: rows of the training length.
+      length: in training.
+      lengths: at which inference is timed too.
+      repeats: rounds.
     """
-    timings = _interleaved(config, evaluators, config.batch, config.length)
-    devices = next(iter(evaluators.values())).trainer.mesh.devices
+    trainer = next(iter(evaluators.values())).trainer
+    shape, devices = trainer.mesh.shape, trainer.mesh.devices
+    unit = shape["data"] * shape["fsdp"] * trainer.microbatches  # a batch is a multiple of it
+    timings = {}
+    for n in dict.fromkeys((length, *lengths)):
+        rows = max(1, batch * length // n // unit) * unit
+        timed = _interleaved(evaluators, rows, n, repeats, infers=n in lengths)
+        timings[n] = {"batch": rows, "encodings": timed}
     return {
         "device": f"{devices.size} × {devices.flat[0].device_kind}",
-        "length": config.length,
-        "batch": config.batch,
-        "of": subject(config, evaluators),
-        "encodings": timings,
-        "lengths": {str(n): _at_length(config, evaluators, n) for n in config.timing_lengths},
+        "length": length,
+        **timings[length],
+        "lengths": {str(n): timings[n] for n in lengths},
     }
-
-
-def subject(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
-    """What was timed: timings of another subject are not reused."""
-    return {
-        "specs": {name: e.trainer.config.encoding for name, e in evaluators.items()},
-        "lengths": list(config.timing_lengths),
-        "repeats": config.timing_repeats,
-    }
-
-
-def _at_length(config: CompareConfig, evaluators: dict[str, Evaluator], length: int) -> dict:
-    """Times of training, evaluation and inference at another length."""
-    shape = next(iter(evaluators.values())).trainer.mesh.shape
-    shards = shape["data"] * shape["fsdp"]
-    rows = max(1, config.batch * config.length // length // shards) * shards
-    at_length = {}
-    for name, evaluator in evaluators.items():
-        old = evaluator.trainer
-        trainer = Trainer(old.config, config.optimizer, config.steps, old.mesh, config.positions)
-        at_length[name] = Evaluator(trainer, config.eval)
-    return {"batch": rows, "encodings": _interleaved(config, at_length, rows, length, _inference)}
 
 
 def _interleaved(
-    config: CompareConfig,
-    evaluators: dict[str, Evaluator],
-    rows: int,
-    length: int,
-    more: Callable[[Trainer, np.ndarray], Programs] = lambda trainer, tokens: {},
+    evaluators: dict[str, Evaluator], rows: int, length: int, repeats: int, infers: bool
 ) -> dict[str, dict]:
     """Times every program of every scheme in turn: by scheme, its times or its problem."""
-    tokens, batch = _batch(config, evaluators, rows, length)
+    vocab = min(e.trainer.config.vocab for e in evaluators.values())
+    tokens = np.random.default_rng(0).integers(0, vocab, (rows, length + 1), dtype=np.int32)
+    ones = np.ones(tokens.shape, np.int32)  # one document per row
+    batch = {"tokens": tokens, "segments": ones, "weights": ones.astype(np.float32)}
     timings: dict[str, dict[str, Any]] = {}
     programs: dict[tuple[str, str], Callable] = {}
     shares: dict[tuple[str, str], float] = {}
@@ -84,7 +77,9 @@ def _interleaved(
         trainer = evaluator.trainer
         try:
             memory = trainer.compile(rows, length).memory_analysis()
-            scheme_programs = _programs(evaluator, batch, tokens) | more(trainer, tokens[:, :-1])
+            scheme_programs = _programs(evaluator, batch, tokens)
+            if infers:
+                scheme_programs |= _inference(trainer, tokens[:, :-1])
             for program, _ in scheme_programs.values():
                 jax.block_until_ready(program())  # the first call of each warms up
         except jax.errors.JaxRuntimeError as error:
@@ -96,31 +91,19 @@ def _interleaved(
         timings[name] = {"train_temp_bytes": memory.temp_size_in_bytes}
         for what, (program, share) in scheme_programs.items():
             programs[name, what], shares[name, what] = program, share
-    for (name, what), seconds in timing.interleave(programs, config.timing_repeats).items():
+    for (name, what), seconds in timing.interleave(programs, repeats).items():
         timings[name][what] = [1e3 * s / shares[name, what] for s in seconds]
     return timings
-
-
-def _batch(config: CompareConfig, evaluators: dict[str, Evaluator], rows: int, length: int):
-    """Random tokens [rows, length + 1], and a batch of them with one document per row."""
-    shape = rows, length + 1
-    vocab = min(e.trainer.config.vocab for e in evaluators.values())
-    tokens = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
-    return tokens, {
-        "tokens": tokens,
-        "segments": np.ones(shape, np.int32),
-        "weights": np.ones(shape, np.float32),
-    }
 
 
 def _programs(evaluator: Evaluator, batch: dict, tokens: np.ndarray) -> Programs:
     """One training step, and one evaluation of the parameters it has reached."""
     trainer = evaluator.trainer
-    state, ready = trainer.init(0), trainer.put(batch)
+    state, ready, compiled = trainer.init(0), trainer.put(batch), trainer.step
 
     def step():
         nonlocal state
-        state, _ = trainer.step(state, ready, np.int32(0))
+        state, _ = compiled(state, ready, np.int32(0))
         return state
 
     return {

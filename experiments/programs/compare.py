@@ -4,13 +4,14 @@ import dataclasses
 import functools
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from absl import logging
+from jax.sharding import Mesh
 
 from experiments.measuring import flops, model_speed
 from experiments.measuring.hlo_trip_counts import tiles
@@ -35,10 +36,10 @@ from experiments.running.training_loop import (
 )
 from experiments.running.work import Run, Runs, Work, Worker
 from pe_jax.encodings.base import Params
-from pe_jax.training import tasks
+from pe_jax.training import data, tasks
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.config import Config, EvalConfig
-from pe_jax.training.evaluate import Evaluator, windows
+from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.optimizer import is_encoding
 from pe_jax.training.sharding import path_name
 from pe_jax.training.step import Trainer
@@ -64,7 +65,7 @@ def run_path(spec: str, seed: int) -> Path:
     return Path("runs", folder(spec), f"seed{seed}")
 
 
-def manifest(config: CompareConfig, source: Source) -> dict:
+def manifest(config: CompareConfig, source: Source, grids: dict[str, list[Pair]]) -> dict:
     """The config, and beside it what it does not say; `described` has what follows from it."""
     return {
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
@@ -75,7 +76,7 @@ def manifest(config: CompareConfig, source: Source) -> dict:
             "describe": source.corpus.describe(),
             "warning": source.corpus.warning,
         },
-        "grids": {spec: rate_search.grid(config, spec) for spec in config.encodings},
+        "grids": grids,
         "versions": versions(PACKAGES),
         **environment(),
         "command": command("experiments.compare"),
@@ -148,7 +149,7 @@ class SchemeRuns:
     def __init__(
         self,
         config: CompareConfig,
-        sources: tuple[Source, Source],
+        sources: tuple[Source, ...],
         name: str,
         pairs: list[Pair],
         evaluator: Evaluator,
@@ -259,55 +260,124 @@ class SchemeRuns:
         return Config(**common | fields)
 
 
-def validation_source(config: CompareConfig, source: Source, grids: Iterable[list]) -> Source:
-    """The data for learning rates and losses during training: other questions, or other text."""
-    other = dataclasses.replace(source, question_set=1)
-    needed = config.eval.every or any(len(pairs) > 1 for pairs in grids)
-    if not needed or source.text is None:
-        return other
-    text = windows(source.corpus, source.tokens, check_evaluation(config))
-    return dataclasses.replace(other, text=text)
+class Opened(NamedTuple):
+    """A comparison whose data are open and whose models are built; nothing is written yet.
+
+    Attributes:
+      config: with the vocabulary.
+      sources: data of the runs; and other text, or questions, for choosing learning rates and for
+        losses during training.
+      grids: by encoding.
+      evaluators: by scheme's name, on the first of the meshes.
+      manifest: with the looks so far.
+      meshes: the devices of each concurrent run.
+    """
+
+    config: CompareConfig
+    sources: tuple[Source, ...]
+    grids: dict[str, list[Pair]]
+    evaluators: dict[str, Evaluator]
+    manifest: dict
+    meshes: list[Mesh]
 
 
-def main(config: CompareConfig, last_look: bool = False) -> None:
-    """Trains missing runs, measures speed and writes the report.
+def opened(config: CompareConfig) -> Opened:
+    """Checks all that can be checked before anything compiles, on one line each."""
+    config = config.resolved()
+    short = check_evaluation(config)
+    grids = {spec: rate_search.grid(config, spec) for spec in config.encodings}
+    needed = config.eval.every or any(len(pairs) > 1 for pairs in grids.values())
+    meshes = run_meshes(config)
+    sources = open_source(config, config.eval, short if needed else config.eval)
+    sized = with_vocab(config, sources[0].vocab)
+    batches(config, sources[0], meshes[0])  # raises any data error before anything is written
+    check_questions(config, sources[0])
+    about = manifest(config, sources[0], grids)
+    about["looks"] = looks(config, about)
+    names, evaluators = short_names(config.encodings), {}
+    for spec, name in names.items():
+        model = dataclasses.replace(sized.model, encoding=spec)
+        trainer = prepare(dataclasses.replace(sized, model=model), meshes[0])
+        evaluators[name] = Evaluator(trainer, config.eval)
+    reference = names[config.reference]
+    for length in sorted({config.length, config.eval.lengths[-1]}):
+        if not evaluators[reference].defined(length):
+            text = "reference=%r is not defined at %d tokens: no verdict there; choose another"
+            logging.warning(text, reference, length)
+    return Opened(sized, sources, grids, evaluators, about, meshes)
 
-    With `last_look` nothing is trained: finished runs are evaluated on the files that
-    `config.eval.kept` names, and the manifest counts the look.
+
+def main(config: CompareConfig) -> None:
+    """Trains missing runs, measures speed and writes the report."""
+    workdir = Path(config.workdir)
+    with one_line_errors():
+        config, sources, grids, evaluators, about, meshes = opened(config)
+    with driver.opened(workdir, "manifest.json", about, meshes) as runs:
+        works = [
+            SchemeRuns(config, sources, name, grids[e.trainer.config.encoding], e).work
+            for name, e in evaluators.items()
+        ]
+        failed = runs.run(sorted(works, key=lambda work: -len(work.steps)))
+        timed = {name: e for name, e in evaluators.items() if not failed[name]}
+        lengths, repeats = config.timing_lengths, config.timing_repeats
+        measure_speed(workdir / "speed.json", timed, config.batch, config.length, lengths, repeats)
+        show(workdir)
+
+
+def show(workdir: Path) -> None:
+    """Writes the report, and the verdicts to the terminal."""
+    logging.info("Writing the report")
+    found = results.read(workdir)
+    page = comparison_report.build(found)
+    launch.show(comparison_report.summary(found))
+    print(f"Report: {page}")
+
+
+def measure_speed(
+    path: Path,
+    evaluators: dict[str, Evaluator],
+    batch: int,
+    length: int,
+    lengths: Sequence[int],
+    repeats: int,
+) -> None:
+    """Writes speed.json, unless it is there for these encodings, lengths and repeats.
+
+    Encodings of which a run failed are not among them.
+    """
+    specs = {name: e.trainer.config.encoding for name, e in evaluators.items()}
+    subject = {"specs": specs, "lengths": list(lengths), "repeats": repeats}
+    if evaluators and (not path.exists() or json.loads(path.read_text()).get("of") != subject):
+        logging.info("Measuring speed and memory, all schemes in turn")
+        timings = model_speed.measure(evaluators, batch, length, lengths, repeats)
+        save_json(path, {**timings, "of": subject})
+
+
+def look(config: CompareConfig) -> None:
+    """Evaluates finished runs on the files that `config.eval.kept` names, and nothing else.
+
+    It shows the verdicts, writes the losses, and counts the look in the manifest.
     """
     workdir = Path(config.workdir)
     with one_line_errors():
-        config = config.resolved()
-        meshes = run_meshes(config)
-        source = open_source(config)
-        check_questions(config, source)
-        about = manifest(config, source)
-        sources = source, validation_source(config, source, about["grids"].values())
-        batches(config, source, meshes[0])  # raises any data error before anything is written
-        about["looks"] = looks(config, about)
-        config = with_vocab(config, source.vocab)
-        names = short_names(config.encodings)
-        models = {names[model.encoding]: model for model in config.models()}
-        configs = {n: dataclasses.replace(config, model=model) for n, model in models.items()}
-        evaluators = {n: Evaluator(prepare(c, meshes[0]), c.eval) for n, c in configs.items()}
-        reference = names[config.reference]
-        for length in sorted({config.length, config.eval.lengths[-1]}):
-            if not evaluators[reference].defined(length):
-                text = "reference=%r is not defined at %d tokens: no verdict there; choose another"
-                logging.warning(text, reference, length)
-        kept = kept_text(config, source) if last_look else None
-        if kept is not None:
-            about["looks"].append({"command": about["command"], "windows": len(kept)})
-    with driver.opened(workdir, "manifest.json", about, meshes) as runs:
-        if kept is not None:
-            return look(config, evaluators, kept)
-        works = [
-            SchemeRuns(config, sources, name, about["grids"][spec], evaluators[name]).work
-            for spec, name in names.items()
-        ]
-        failed = runs.run(sorted(works, key=lambda work: -len(work.steps)))
-        measure_speed(config, {n: e for n, e in evaluators.items() if not failed[n]})
-        show(workdir)
+        config, (source, _), _, evaluators, about, meshes = opened(config)
+        text = kept_text(config, source)
+        about["looks"].append({"command": about["command"], "windows": len(text)})
+    with driver.opened(workdir, "manifest.json", about, meshes):
+        for name, evaluator in evaluators.items():
+            for seed in config.every_seed:
+                path = workdir / run_path(evaluator.trainer.config.encoding, seed)
+                saved = json.loads((path / results.EVALUATION).read_text())
+                result = {field: saved[field] for field in ("status", "reason", "parameters")}
+                if saved["status"] == "ok":
+                    state = trained_run.restore(path, evaluator.trainer)
+                    result |= evaluator.by_length(state.params, text)
+                save_json(path / results.LAST_LOOK, {**result, **environment()})
+                logging.info("%s seed %d: looked at the kept files", name, seed)
+        looked = results.read(workdir, results.LAST_LOOK)
+        table.write(workdir / "last_look.csv", looked.rows())
+        launch.show(comparison_report.summary(looked))
+        print(f"Losses of the kept files: {workdir / 'last_look.csv'}")
 
 
 def kept_text(config: CompareConfig, source: Source) -> np.ndarray:
@@ -324,46 +394,4 @@ def kept_text(config: CompareConfig, source: Source) -> np.ndarray:
                 f"workdir={config.workdir!r}: {path} is not finished; finish it first"
             )
     _, kept = source.corpus.apart(config.eval.split, config.eval.kept)
-    return windows(kept, source.tokens, dataclasses.replace(config.eval, kept=()))
-
-
-def look(config: CompareConfig, evaluators: dict[str, Evaluator], text: np.ndarray) -> None:
-    """Evaluates finished runs on the kept files; shows the verdicts, writes the losses."""
-    workdir = Path(config.workdir)
-    for name, evaluator in evaluators.items():
-        for seed in config.every_seed:
-            path = workdir / run_path(evaluator.trainer.config.encoding, seed)
-            saved = json.loads((path / results.EVALUATION).read_text())
-            result = {field: saved[field] for field in ("status", "reason", "parameters")}
-            if saved["status"] == "ok":
-                state = trained_run.restore(path, evaluator.trainer)
-                result |= evaluator.by_length(state.params, text)
-            save_json(path / results.LAST_LOOK, {**result, **environment()})
-            logging.info("%s seed %d: looked at the kept files", name, seed)
-    looked = results.read(workdir, results.LAST_LOOK)
-    table.write(workdir / "last_look.csv", looked.rows())
-    launch.show(comparison_report.summary(looked))
-    print(f"Losses of the kept files: {workdir / 'last_look.csv'}")
-
-
-def measure_speed(config: CompareConfig, evaluators: dict[str, Evaluator]) -> None:
-    """Writes speed.json, unless it is there for these encodings, lengths and repeats.
-
-    Encodings of which a run failed are not among them.
-    """
-    path = Path(config.workdir) / "speed.json"
-    if not evaluators:
-        return
-    subject = model_speed.subject(config, evaluators)
-    if not path.exists() or json.loads(path.read_text()).get("of") != subject:
-        logging.info("Measuring speed and memory, all schemes in turn")
-        save_json(path, model_speed.measure(config, evaluators))
-
-
-def show(workdir: Path) -> None:
-    """Writes the report, and the verdicts to the terminal."""
-    logging.info("Writing the report")
-    found = results.read(workdir)
-    page = comparison_report.build(found)
-    launch.show(comparison_report.summary(found))
-    print(f"Report: {page}")
+    return data.windows(kept, source.tokens, dataclasses.replace(config.eval, kept=()))

@@ -51,7 +51,7 @@ def check(
     ropes = [e for e in base.config.model.pattern if isinstance(e, RoPE)]
     if searched and len({e.fraction for e in ropes}) > 1:
         raise ConfigError(f"encodings: {searched[0]}: the run's layers rotate different widths")
-    source = open_source(dataclasses.replace(runs[0], workdir=config.workdir))
+    (source,) = open_source(dataclasses.replace(runs[0], workdir=config.workdir), config.eval)
     now = {"corpus": source.corpus.digest, "tokens": source.tokens.digest}
     for field, digest in now.items():
         if digest != base.saved.get(field):

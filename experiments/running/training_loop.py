@@ -26,8 +26,8 @@ from experiments.running.work import Worker
 from pe_jax import position_schemes
 from pe_jax.training import data, metrics, paths, sharding, tasks, tokenizer, utilization
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
-from pe_jax.training.config import PROTOCOLS, Config
-from pe_jax.training.evaluate import Evaluator, pieces, windows
+from pe_jax.training.config import PROTOCOLS, Config, EvalConfig
+from pe_jax.training.evaluate import Evaluator, pieces
 from pe_jax.training.metrics import Metrics
 from pe_jax.training.optimizer import schedule
 from pe_jax.training.step import State, Trainer
@@ -91,7 +91,7 @@ def run(config: Config, profile: bool = False) -> None:
     with one_line_errors():
         if profile and paths.is_bucket(folder):
             raise ConfigError(f"--profile: {config.workdir} takes no trace; choose a local workdir")
-        source = open_source(config)
+        (source,) = open_source(config, config.eval)
         config = with_vocab(config, source.vocab)
         trainer = prepare(config)
         evaluator = Evaluator(trainer, config.eval)
@@ -126,14 +126,15 @@ def run(config: Config, profile: bool = False) -> None:
             logging.info("%s, context %s: %s", protocol, length, text)
 
 
-def open_source(config: Config) -> Source:
-    """Loads and checks the data before anything is compiled.
+def open_source(config: Config, *evaluations: EvalConfig) -> tuple[Source, ...]:
+    """Loads and checks the data before anything is compiled, for each of several evaluations.
+
+    A task has no text; it asks other questions in each.
 
     Raises:
       ConfigError: it cannot be read or does not fit, or the workdir is part of it.
     """
-    data.check_apart(config.data, config.workdir)
-    corpus = data.load(config.data)
+    corpus = data.load(config.data, config.workdir)
     logging.info("data: %s", corpus.describe())
     if corpus.warning:
         logging.warning("data: %s", corpus.warning)
@@ -143,9 +144,10 @@ def open_source(config: Config) -> Source:
             raise ConfigError(
                 f"eval.lengths={config.eval.lengths}: {corpus.name} needs at least {least}"
             )
-        return Source(corpus, None, None)
+        return tuple(Source(corpus, None, None, k) for k in range(len(evaluations)))
     tokens = tokenizer.get(config.tokenizer)
-    return Source(corpus, tokens, windows(corpus, tokens, config.eval))
+    texts = {x: data.windows(corpus, tokens, x) for x in {*evaluations}}
+    return tuple(Source(corpus, tokens, texts[x]) for x in evaluations)
 
 
 def with_vocab(config: AnyConfig, vocab: int) -> AnyConfig:
@@ -169,17 +171,17 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Trainer:
     mesh = mesh or sharding.make_mesh(config.mesh)
     lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
     sharding.check_fits(config.model, config.batch, mesh, lengths, config.microbatches)
-    pattern = config.model.pattern
-    scheme = position_schemes.choose(config.positions, pattern)
-    limit = position_schemes.position_limit(pattern)
+    schedule = config.optimizer, config.steps
+    trainer = Trainer(config.model, *schedule, mesh, config.positions, config.microbatches)
+    scheme = trainer.position_scheme
+    limit = position_schemes.position_limit(config.model.pattern)
     if not scheme.fits(config.length, limit):
         raise ConfigError(
             f"length={config.length}: {config.model.encoding!r} is defined for {limit} positions,"
             f" {config.positions} has {scheme.bound(config.length)};"
             " shorten them or lengthen the table"
         )
-    schedule = config.optimizer, config.steps
-    return Trainer(config.model, *schedule, mesh, config.positions, config.microbatches)
+    return trainer
 
 
 def batches(config: Config, source: Source, mesh: Mesh, skip: int = 0):

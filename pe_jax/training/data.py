@@ -12,12 +12,14 @@ indices and resumes only under the same values, which the caller saves with it.
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import grain
 import numpy as np
 
 from pe_jax.training import corpus as corpora
 from pe_jax.training import packing, passkeys, records, tasks
+from pe_jax.training.config import EvalConfig
 from pe_jax.training.corpus import Corpus
 from pe_jax.training.tokenizer import BPE, Tokenizer, check_ids, utf8
 from pe_jax.validation import ConfigError, nearest
@@ -36,50 +38,41 @@ _WINDOW_ROWS, _WINDOW_BYTES = 8192, 2**21
 IN_LINE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
-def load(spec: str) -> Corpus | tasks.Task:
+def load(spec: str, workdir: str = "") -> Corpus | tasks.Task:
     """Returns the corpus that a spec names.
 
     Args:
       spec: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]` or `synthetic:TASK`;
         `passkeys:SOURCE` is the text of a source whose training rows ask for passkeys.
+      workdir: Of the run that reads it, whose files must not be part of it.
 
     Raises:
-      ConfigError: The source is unknown, missing, empty or corrupt (one line, with the fix).
+      ConfigError: The source is unknown, missing, empty or corrupt (one line, with the fix), or
+        has the workdir below it.
     """
-    kind, _, argument = spec.partition(":")
-    if kind not in SOURCES or bool(argument) != (kind != "embedded"):
-        near = SOURCES[nearest(kind, SOURCES)]
+    source = spec.removeprefix("passkeys:")
+    kind, _, argument = source.partition(":")
+    if kind not in SOURCES or kind == "passkeys" or bool(argument) != (kind != "embedded"):
+        near = SOURCES[nearest(kind or spec, SOURCES)]
         raise ConfigError(f"data={spec!r} is unknown; did you mean {near!r}?")
-    if kind == "embedded":
-        return corpora.embedded()
-    if kind == "text":
-        return corpora.text(argument)
-    if kind == "tfds":
-        return records.prepared(argument)
-    if kind == "passkeys":
-        return _with_passkeys(argument)
-    if argument not in tasks.TASKS:
-        near = nearest(argument, tasks.TASKS)
-        raise ConfigError(f"data={spec!r}: unknown task; did you mean 'synthetic:{near}'?")
-    return tasks.TASKS[argument]
-
-
-def check_apart(spec: str, workdir: str) -> None:
-    """Raises ConfigError where a run's files would be read as text of its corpus."""
-    kind, _, source = spec.partition(":")
-    if kind == "passkeys":
-        check_apart(source, workdir)
-    elif kind == "text" and corpora.reads_below(source, Path(workdir)):
+    if kind == "synthetic":
+        if source != spec:
+            raise ConfigError(f"data={spec!r}: a task has no text; use passkeys:text:DIR")
+        if argument not in tasks.TASKS:
+            near = nearest(argument, tasks.TASKS)
+            raise ConfigError(f"data={spec!r}: unknown task; did you mean 'synthetic:{near}'?")
+        return tasks.TASKS[argument]
+    if kind == "text" and workdir and corpora.reads_below(argument, Path(workdir)):
         raise ConfigError(
-            f"workdir={workdir!r}: data='text:{source}' would read the run's files as text; choose"
+            f"workdir={workdir!r}: data={source!r} would read the run's files as text; choose"
             " a --config.workdir outside"
         )
-
-
-def _with_passkeys(spec: str) -> Corpus:
-    corpus = load(spec)
-    if isinstance(corpus, tasks.Task):
-        raise ConfigError(f"data='passkeys:{spec}': a task has no text; use passkeys:text:DIR")
+    if kind == "embedded":
+        corpus = corpora.embedded()
+    else:
+        corpus = (corpora.text if kind == "text" else records.prepared)(argument)
+    if source == spec:
+        return corpus
     digest = corpora.digest([("passkeys", corpus.digest)])  # its rows differ, so must the digest
     name = f"{corpus.name} with passkeys"
     return dataclasses.replace(corpus, name=name, digest=digest, passkeys=True)
@@ -125,22 +118,19 @@ def train_iterator(
             raise ConfigError(f"length={length}: {corpus.name} needs at least {least}")
         rows = grain.MapDataset.range(2**62)[process_index::process_count]
         rows = rows.to_iter_dataset(IN_LINE).batch(batch // process_count)
-        batches = iter(rows.map(lambda index: tasks.train_rows(corpus, seed, index, length + 1)))
-        return _after(batches, skip * batch // process_count, 1, 1.0)
+        rows = rows.map(lambda index: tasks.train_rows(corpus, seed, index, length + 1))
+        return _after(iter(rows), skip * batch // process_count, 1, 1.0)
     if tokenizer is None:
         raise ConfigError(f"tokenizer=None: {corpus.name} is text; use tokenizer=bytes")
+    documents = Encoded.of(corpus, "train", tokenizer, ends=True)
+    documents = _for_processes(documents, process_count)
+    tokens, size = _check_text(documents, length)
     if corpus.passkeys:
         passkeys.check(length + 1, tokenizer)
-    corpus = _for_processes(corpus, process_count)
-    tokens, size = _check_text(corpus, tokenizer, length)
-    count = len(corpus.documents("train"))
+    count = len(documents.documents)
     dataset = grain.MapDataset.range(count).seed(seed)
     dataset = dataset[process_index::process_count].shuffle().repeat()
-
-    def encode(index: int) -> dict[str, np.ndarray]:
-        return {"tokens": _encode_to_end(corpus, tokenizer, index)}
-
-    dataset = dataset.map(encode)
+    dataset = dataset.map(lambda index: {"tokens": documents[index]})
     dataset = packing.Pack(dataset.to_iter_dataset(IN_LINE), length + 1)
     window = min(_WINDOW_BYTES, corpus.sizes["train"] // process_count)  # larger would mix epochs
     window = min(_WINDOW_ROWS, window * tokens // size // (length + 1))
@@ -187,22 +177,75 @@ def _skipped(state: dict, rows: int, window: int, documents_per_row: float) -> d
     return {**state, "next_index": round(rows * documents_per_row)}
 
 
-def _for_processes(corpus: Corpus, count: int) -> Corpus:
-    """The corpus, in pieces of train documents if there are fewer of these than processes.
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """The documents of a split as tokens, each read, encoded and checked when it is asked for.
+
+    Attributes:
+      corpus: its name, for errors.
+      split: the split's.
+      documents: as bytes.
+      tokenizer: of all of them.
+      ends: whether an id follows that ends a document.
+    """
+
+    corpus: str
+    split: str
+    documents: corpora.Documents
+    tokenizer: Tokenizer
+    ends: bool = False
+
+    @classmethod
+    def of(cls, corpus: Corpus, split: str, tokenizer: Tokenizer, ends: bool = False) -> "Encoded":
+        """The documents of a corpus; ConfigError if the split has none."""
+        return cls(corpus.name, split, corpus.documents(split), tokenizer, ends)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """The tokens of a document, or of a piece of one, which need not end it: int32 [tokens]."""
+        documents, end = self.documents, self.ends
+        if isinstance(documents, corpora.Pieces):
+            end = end and documents.is_last(index)
+        try:
+            ids = self.tokenizer.encode(documents[index])
+            ids = check_ids(
+                np.append(ids, self.tokenizer.eos) if end else ids, self.tokenizer.vocab
+            )
+        except ValueError as error:
+            raise self.error(index, error) from None
+        return ids.astype(np.int32, copy=False)
+
+    def error(self, index: int, error: ValueError) -> ConfigError:
+        """What is wrong with a document, naming it."""
+        return ConfigError(f"{self.corpus}, {self.split} document {index}: {error}")
+
+
+def windows(corpus: Corpus, tokenizer: Tokenizer, config: EvalConfig) -> np.ndarray:
+    """Text to evaluate on: int32 [W, 2M + 1], each row from one document that is not kept.
+
+    W windows, M the longest length.
+    """
+    corpus, _ = corpus.apart(config.split, config.kept)
+    size = 2 * config.lengths[-1] + 1
+    options: Any = {"split": config.split, "count": config.windows, "field": "eval.windows"}
+    return eval_windows(corpus, tokenizer, length=size, **options)
+
+
+def _for_processes(encoded: Encoded, count: int) -> Encoded:
+    """The documents, in pieces if there are fewer of them than processes.
 
     Raises:
-      ValueError: a document has too few characters to be cut into `count` pieces.
+      ConfigError: a document has too few characters to be cut into `count` pieces.
     """
-    documents = corpus.documents("train")
+    documents = encoded.documents
     if len(documents) >= count:
-        return corpus
+        return encoded
     pieces = corpora.Pieces(documents, count)
     if not all(pieces[index] for index in range(len(pieces))):
         raise ConfigError(
-            f"data={corpus.name!r} has {len(documents)} documents for {count} processes, one too"
+            f"data={encoded.corpus!r} has {len(documents)} documents for {count} processes, one too"
             " short to be cut; use fewer processes"
         )
-    return dataclasses.replace(corpus, splits={**corpus.splits, "train": pieces})
+    return dataclasses.replace(encoded, documents=pieces)
 
 
 def eval_windows(
@@ -237,8 +280,8 @@ def eval_windows(
     """
     if count < 1 or length < 1:
         raise ConfigError(f"{field}={count}, length={length}: both must be at least 1")
-    documents = range(len(corpus.documents(split)))
-    tokens = np.array([len(_encode(corpus, split, tokenizer, index)) for index in documents])
+    documents = Encoded.of(corpus, split, tokenizer)
+    tokens = np.array([len(documents[index]) for index in range(len(documents.documents))])
     ends = np.cumsum(tokens // length)  # windows up to the end of each document
     if ends[-1] < count:
         raise ConfigError(
@@ -249,29 +292,10 @@ def eval_windows(
     chosen = np.random.default_rng(seed).integers(edges[:-1], edges[1:])
     windows = []
     for document in np.unique(owner := np.searchsorted(ends, chosen, side="right")):
-        rows = _encode(corpus, split, tokenizer, int(document))
+        rows = documents[int(document)]
         rows = rows[: len(rows) // length * length].reshape(-1, length)
         windows.append(rows[chosen[owner == document] - (ends[document] - len(rows))])
     return np.concatenate(windows)
-
-
-def _encode(
-    corpus: Corpus, split: str, tokenizer: Tokenizer, index: int, end: bool = False
-) -> np.ndarray:
-    """The tokens of a document; `end` adds the id that ends one."""
-    try:
-        ids = tokenizer.encode(corpus.documents(split)[index])
-        ids = check_ids(np.append(ids, tokenizer.eos) if end else ids, tokenizer.vocab)
-    except ValueError as error:
-        raise ConfigError(f"{corpus.name}, {split} document {index}: {error}") from None
-    return ids.astype(np.int32, copy=False)
-
-
-def _encode_to_end(corpus: Corpus, tokenizer: Tokenizer, index: int) -> np.ndarray:
-    """The tokens of a train document, or of a piece of one, which need not end it."""
-    documents = corpus.documents("train")
-    end = not isinstance(documents, corpora.Pieces) or documents.is_last(index)
-    return _encode(corpus, "train", tokenizer, index, end)
 
 
 def _check(length: int, batch: int, seed: int, process_index: int, process_count: int) -> None:
@@ -287,22 +311,22 @@ def _check(length: int, batch: int, seed: int, process_index: int, process_count
         raise ConfigError(f"batch={batch}: must divide over {process_count} processes; use {fits}")
 
 
-def _check_text(corpus: Corpus, tokenizer: Tokenizer, length: int) -> tuple[int, int]:
+def _check_text(encoded: Encoded, length: int) -> tuple[int, int]:
     """Returns the tokens and the bytes of the first documents that together fill a row."""
-    documents = corpus.documents("train")
-    if isinstance(tokenizer, BPE) and not isinstance(documents, records.Records):
+    documents = encoded.documents
+    if isinstance(encoded.tokenizer, BPE) and not isinstance(documents, records.Records):
         for index in range(len(documents)):  # files may hold anything; TFDS has valid UTF-8
             try:
                 utf8(documents[index])
             except ValueError as error:
-                raise ConfigError(f"{corpus.name}, train document {index}: {error}") from None
+                raise encoded.error(index, error) from None
     tokens = size = 0
     for index in range(len(documents)):
-        tokens += len(_encode_to_end(corpus, tokenizer, index))
+        tokens += len(encoded[index])
         size += len(documents[index])
         if tokens > length:
             return tokens, max(size, 1)
     raise ConfigError(
-        f"length={length}: {corpus.name} has {tokens} tokens in {len(documents)} train documents, "
-        f"fewer than one row of {length + 1}; use a shorter length or more text"
+        f"length={length}: {encoded.corpus} has {tokens} tokens in {len(documents)} train"
+        f" documents, fewer than one row of {length + 1}; use a shorter length or more text"
     )

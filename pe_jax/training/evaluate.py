@@ -21,17 +21,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax import position_schemes
-from pe_jax.training import data, tasks
+from pe_jax.training import tasks
 from pe_jax.training.config import PROTOCOLS, EvalConfig
 from pe_jax.training.step import Trainer, token_losses
-
-
-def windows(corpus: Any, tokenizer: Any, config: EvalConfig) -> np.ndarray:
-    """Text to evaluate on: int32 [W, 2M + 1], each row from one document that is not kept."""
-    corpus, _ = corpus.apart(config.split, config.kept)
-    size = 2 * config.lengths[-1] + 1
-    options = {"split": config.split, "count": config.windows, "field": "eval.windows"}
-    return data.eval_windows(corpus, tokenizer, length=size, **options)
 
 
 def pieces(text: np.ndarray, length: int, protocol: str, stride: int) -> np.ndarray:

@@ -129,11 +129,12 @@ class Trainer:
     ):
         self.config, self.mesh, self.microbatches = model, mesh, microbatches
         self.optimizer_config, self.steps = config, steps
-        self.layout = sharding.layout(model, mesh)
         self.position_scheme: Any = positions and position_schemes.choose(positions, model.pattern)
+        tx = self.optimizer(optimizers.rates(config))
+        self.layout = sharding.layout(model, mesh)
         self.dropout = model.dropout > 0
-        self.traced: Any = None
-        self.compiled: Any = None
+        self.traced: dict[tuple[int, int], Any] = {}  # by rows and length
+        self.compiled: dict[tuple[int, int], Any] = {}
         self.batch_sharding = sharding.batch_sharding(mesh)
         self.skips = config.skips
 
@@ -147,7 +148,6 @@ class Trainer:
         self.shapes = shapes
         weights = sharding.parameter_shardings(shapes, mesh)
         replicated = NamedSharding(mesh, PartitionSpec())
-        tx = self.optimizer(optimizers.rates(config))
         moments = sharding.optimizer_shardings(tx, shapes, weights, mesh)
         self.shardings = State(weights, moments, replicated, replicated, replicated)
 
@@ -168,6 +168,7 @@ class Trainer:
             out_shardings=(self.shardings, replicated),
             donate_argnums=0,
         )
+        self.jitted = self.step
 
     def optimizer(self, rates: Any) -> optax.GradientTransformation:
         """The optimizer at these rates."""
@@ -207,15 +208,16 @@ class Trainer:
 
     def compile(self, batch: int, length: int) -> Any:
         """Compiles the step for packed batches, once; returns the program (memory and cost)."""
-        if self.compiled is None:
-            self.compiled = self.step = self.trace(batch, length).lower().compile()
-        return self.compiled
+        if (batch, length) not in self.compiled:
+            self.compiled[batch, length] = self.trace(batch, length).lower().compile()
+        self.step = self.compiled[batch, length]
+        return self.step
 
     def trace(self, batch: int, length: int) -> Any:
         """Traces the step for packed batches, once; its `jaxpr` has the operations."""
-        if self.traced is None:
-            self.traced = self.step.trace(*self.arguments(batch, length))
-        return self.traced
+        if (batch, length) not in self.traced:
+            self.traced[batch, length] = self.jitted.trace(*self.arguments(batch, length))
+        return self.traced[batch, length]
 
     def model(self, params: Any) -> Any:
         """The model with these parameters."""

@@ -125,7 +125,8 @@ def test_the_first_seed_is_the_check_of_its_rate_or_trains_to_the_same_bits(
     check = folder / "rates" / FOLDERS["nope"] / f"{best['learning_rate']}x1.0"
     assert (check / "metrics.jsonl").read_text() == (folder / place / "metrics.jsonl").read_text()
     shutil.rmtree(again / place)  # and its check has no checkpoint any more
-    monkeypatch.setattr(compare, "show", lambda workdir: None)
+    monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")
+    monkeypatch.setattr(compare.comparison_report, "summary", lambda _: "")
     compare.main(chosen(again))
     anew = json.loads((again / place / "evaluation.json").read_text())
     assert {**anew, "seconds": 0} == {**best, "seconds": 0}
@@ -186,7 +187,7 @@ def test_times_are_of_the_tokens_that_a_call_computes(tmp_path, monkeypatch, sha
     )
     seconds = lambda programs, repeats: {program: [1.0] * repeats for program in programs}  # noqa: E731
     monkeypatch.setattr(compare.model_speed.timing, "interleave", seconds)
-    found = compare.model_speed.measure(config, {"nope": evaluator})
+    found = compare.model_speed.measure({"nope": evaluator}, tiny.R, tiny.L, (64,), 5)
     count = tiny.R * tiny.L // 64  # rows of a batch at that length
     there = found["lengths"]["64"]
     assert there["batch"] == count and rows[-1] == (count, 65)
@@ -208,7 +209,9 @@ def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypat
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")
 
     monkeypatch.setattr(full.trainer, "compile", compiled)
-    found = compare.model_speed.measure(config, {"nope": there, "rope": full})["encodings"]
+    found = compare.model_speed.measure({"nope": there, "rope": full}, tiny.R, tiny.L, (), 5)[
+        "encodings"
+    ]
     assert found["rope"]["problem"] == "out of memory with 2 programs of other schemes"
     assert len(found["nope"]["train_ms"]) == 5
 
@@ -262,7 +265,7 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
     shutil.copytree(folder, more)
     timed = []
     monkeypatch.setattr(compare.SchemeRuns, "train_run", lambda *_: None)
-    note = lambda _, e: timed.extend(e) or {"encodings": e}  # noqa: E731
+    note = lambda e, *_: timed.extend(e) or {"encodings": e}  # noqa: E731
     monkeypatch.setattr(compare.model_speed, "measure", note)
     monkeypatch.setattr(compare, "save_json", lambda *_: None)
     monkeypatch.setattr(comparison_report, "build", lambda _: "here")
@@ -294,7 +297,7 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
 )
 def test_another_comparison_in_the_same_folder_is_refused(compared, fields, words):
     config = change(chosen(compared[0]), **fields).resolved()
-    about = compare.manifest(config, source(config.data))
+    about = compare.manifest(config, source(config.data), {})
     with pytest.raises(ConfigError) as error:
         compare.looks(config, about)
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
@@ -302,7 +305,8 @@ def test_another_comparison_in_the_same_folder_is_refused(compared, fields, word
 
 @functools.cache
 def source(data: str) -> program.Source:
-    return program.open_source(change(settings("unused"), data=data))
+    config = change(settings("unused"), data=data)
+    return program.open_source(config, config.eval)[0]
 
 
 def test_the_refusal_of_another_comparison_is_one_line_and_changes_nothing(compared, capsys):
@@ -347,7 +351,7 @@ def test_a_run_that_fails_is_in_the_report_and_the_others_are_finished(
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
         return train(run, *rest, **more)
 
-    note = lambda _, e: timed.extend(e) or {"encodings": {}}  # noqa: E731
+    note = lambda e, *_: timed.extend(e) or {"encodings": {}}  # noqa: E731
     monkeypatch.setattr(compare.model_speed, "measure", note)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
         patch.setattr(compare, "train", fails)
@@ -379,17 +383,17 @@ def test_a_last_look_is_at_the_kept_files_alone_and_is_counted(tmp_path, monkeyp
     common = {"data": f"text:{tmp_path / 'text'}", "eval": evaluation, "reference": "nope"}
     config = change(settings(tmp_path / "runs"), **common, encodings=("nope", "rope"))
     with pytest.raises(SystemExit, match="2"):
-        compare.main(config, last_look=True)
+        compare.look(config)
     assert "runs/nope/seed5 is not finished" in capsys.readouterr().err
     compare.main(config)
     before = files(tmp_path / "runs")
     assert json.loads((tmp_path / "runs/manifest.json").read_text())["looks"] == []
     other = change(config, eval=dataclasses.replace(evaluation, kept=()))
     with pytest.raises(SystemExit, match="2"):
-        compare.main(change(other, workdir=str(tmp_path / "other")), last_look=True)
+        compare.look(change(other, workdir=str(tmp_path / "other")))
     assert "eval.kept=(): no files were kept" in capsys.readouterr().err
     for count in (1, 2):
-        compare.main(config, last_look=True)
+        compare.look(config)
         looks = json.loads((tmp_path / "runs/manifest.json").read_text())["looks"]
         assert len(looks) == count and looks[-1]["windows"] == 6
     compare.main(config)  # keeps the count

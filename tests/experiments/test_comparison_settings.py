@@ -39,8 +39,8 @@ def test_config_files_that_were_written_before_still_load(tmp_path):
 def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(corpus, "PACKAGES", corpus.PACKAGES[:2])
     config = change(settings(tmp_path), data="embedded").resolved()
-    source = program.open_source(config)
-    about = compare.manifest(config, source)["corpus"]
+    (source,) = program.open_source(config, config.eval)
+    about = compare.manifest(config, source, {})["corpus"]
     assert about["digest"] == source.corpus.digest and about["warning"] == source.corpus.warning
     assert "not that of the published numbers" in about["warning"]
     assert [x.levelname for x in caplog.records if about["warning"] in x.message] == ["WARNING"]
@@ -49,7 +49,8 @@ def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, 
 def test_variants_of_a_scheme_have_folders_of_their_own_whatever_else_is_compared(tmp_path):
     def folders(*specs):
         config = change(settings(tmp_path), encodings=specs, reference="").resolved()
-        about = described(compare.manifest(config, program.open_source(config)))
+        sources = program.open_source(config, config.eval)
+        about = described(compare.manifest(config, *sources, dict.fromkeys(config.encodings, ())))
         return {entry["spec"]: entry["folder"] for entry in about["encodings"]}
 
     several = folders("t5(num_buckets=8)", "t5", "t5+rope", "t5,rope")
@@ -96,7 +97,8 @@ def test_a_reference_that_has_no_loss_at_a_declared_length_is_said(
 def test_the_first_encoding_is_the_baseline_and_the_reference_by_default(tmp_path):
     config = change(settings(tmp_path), encodings=("rope(base=5e5)", "rope"), reference="")
     config = config.resolved()
-    about = described(compare.manifest(config, program.open_source(config)))
+    sources = program.open_source(config, config.eval)
+    about = described(compare.manifest(config, *sources, dict.fromkeys(config.encodings, ())))
     assert about["baseline"] == about["reference"] == "rope base 5e5"
     assert about["config"]["reference"] == "rope(base=5e5)"
 

@@ -300,7 +300,7 @@ def test_the_first_factors_are_as_many_as_the_frequencies_that_rotate():
 def test_factors_as_parameters_are_the_scaling_that_has_them(base):
     config = change(settings(base, "unused"))
     owner = bases.read_base(pathlib.Path(base.workdir))
-    source = base_program.open_source(owner.config)
+    (source,) = base_program.open_source(owner.config, owner.config.eval)
     plain, scaled = (
         base_program.prepare(runs.longer(config, owner, spec, owner.folder))
         for spec in ("rope", "rope(scaling=linear(factor=2.0))")

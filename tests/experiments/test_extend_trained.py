@@ -96,7 +96,7 @@ def test_all_answer_the_same_questions_with_the_models_of_their_own_seeds(compar
     config, _ = trained_run.read(runs_of(comparison)["rope"]["5"])
     some_right = []
     asking = extension(found[0], {"trained": str(comparison)})
-    asked = extend.passkey_questions(asking, open_source(config))
+    asked = extend.passkey_questions(asking, *open_source(config, config.eval))
     for name, by_seed in runs_of(comparison).items():
         for seed, path in by_seed.items():
             model, _ = trained_run.load(path)

@@ -115,9 +115,8 @@ def compare(tmp_path, patch, count: int, mesh: MeshConfig, other: MeshConfig) ->
     np.testing.assert_allclose(losses(one), losses(many), rtol=1e-5)
     assert len({*losses(one)}) == 4
     config = processes.get_config()
-    data = program.batches(
-        config, program.open_source(config), sharding.make_mesh(MeshConfig(), jax.devices()[:1])
-    )
+    mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
+    data = program.batches(config, *program.open_source(config, config.eval), mesh)
     whole = [next(data)["tokens"].tolist() for _ in range(4)]
     assert by_step([rows]) == by_step([whole[2:]])
     assert len(rows) == 2 and by_step(parts) == by_step([rows])  # model runs across processes

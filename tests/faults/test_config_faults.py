@@ -326,7 +326,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(command, monkeypatc
     (tmp_path / "home" / "mine.py").write_text((ROOT / "configs" / "train.py").read_text())
     train_bpe([b"to be or not to be"], str(tmp_path / "home" / "bpe.json"), 260)
     seen = []
-    monkeypatch.setattr(program, "prepare", lambda config: seen.append(config) or 1 / 0)
+    monkeypatch.setattr(program, "prepare", lambda config, *_: seen.append(config) or 1 / 0)
     fields = ["workdir=~/run", "data=text:~/text", "tokenizer=bpe:~/bpe.json", "length=8"]
     fields += ["eval.lengths=(4,8)", "eval.stride=4", "eval.windows=1"]
     with pytest.raises(ZeroDivisionError):
@@ -346,7 +346,8 @@ def test_a_bucket_without_the_library_for_it_is_refused(command, capfd, monkeypa
 def test_a_relative_workdir_is_made_absolute_at_the_start(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     seen = []
-    monkeypatch.setattr(program, "open_source", lambda config: seen.append(config.workdir) or 1 / 0)
+    note = lambda config, *_: seen.append(config.workdir) or 1 / 0  # noqa: E731
+    monkeypatch.setattr(program, "open_source", note)
     with pytest.raises(ZeroDivisionError):
         command(f"{SET}workdir=here/run")
     assert seen == [str(tmp_path / "here" / "run")] and not (tmp_path / "here").exists()
