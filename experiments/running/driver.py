@@ -49,7 +49,7 @@ class Driver:
         """
         works = list(works)
         steps = {work.name: work.steps for work in works}
-        with signals.Stop() as stop, one_line_errors(), RunTable(steps, len(self.meshes)) as table:
+        with signals.Stop() as stop, one_line_errors(), RunTable(steps) as table:
             outcomes = run_in_parallel(
                 lambda work, mesh: self._all(work, mesh, stop, table), works, self.meshes, stop
             )

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from experiments.running.devices import run_meshes
 from experiments.running.process.errors import one_line_errors
 from experiments.running.rate_search import RATES, Pair
 from experiments.running.run_names import folder, rates_name
-from experiments.running.run_table import Reporter
 from experiments.running.training_loop import InFlight
 from experiments.running.work import Run, Runs, Work, Worker
 from pe_jax.training import sharding
 from pe_jax.training.checkpoint import check_same
+from pe_jax.training.metrics import Progress
 from pe_jax.training.step import Trainer
 
 Train = Callable[[Pair, int, Worker], dict | None]  # (rates, seed, …) → result; None if stopped
@@ -93,15 +94,16 @@ class Trials:
         config, rates = self.config, dict(zip(RATES, pair, strict=True))
         state = trainer.init(seed, dataclasses.replace(config.optimizer, **rates))
         key = jax.random.fold_in(jax.random.key(seed), 1)
-        report = Reporter(worker.label, worker.report)
-        loss, in_flight = math.nan, InFlight()
+        loss, in_flight, reported = math.nan, InFlight(), (time.monotonic(), 0)
         for step in range(1, config.steps + 1):
             batch, tokens = draw(key, step)
             state, metrics = trainer.step(state, batch, np.int32(seed))
             in_flight.add(metrics.loss)
             if step % config.log_every == 0 or step == config.steps:
                 loss = float(metrics.loss)
-                report(step, config.steps, loss, tokens)
+                (before, first), reported = reported, (time.monotonic(), step)
+                speed = (step - first) * tokens / max(reported[0] - before, 1e-9)
+                worker.report(Progress(worker.label, step, config.steps, loss, speed))
                 if int(state.skipped[0]) > trainer.skips:
                     return {"entry": self.entry, "status": "diverged", "step": step}
             if worker.stop.signal is not None:

@@ -40,8 +40,8 @@ class Progress(NamedTuple):
     steps: int
     loss: float
     tokens_per_second: float
-    mfu: float | None
-    seconds_left: float | None
+    mfu: float | None = None
+    seconds_left: float | None = None
 
     @property
     def speed(self) -> str:
