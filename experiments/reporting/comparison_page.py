@@ -43,7 +43,8 @@ def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]
     m, schemes, protocol = results.manifest, results.schemes, results.primary[0]
     secondary = [p for p in PROTOCOLS if p != protocol]
     costs = [_cost(results, s) for s in schemes]
-    speed, longer = speed_ratios.speed_ratios(results), speed_ratios.speed_by_length(results)
+    ratios, trained = speed_ratios.ratios(results), m["train_length"]
+    longer = {measure: by for measure, by in ratios.items() if {*by} != {trained}}
     rates = learning_rates.rates(results)
 
     def figure(draw: Callable[..., plotting.Drawing], *inputs: Any) -> Figure:
@@ -54,7 +55,7 @@ def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]
         wide, slim = (
             markupsafe.Markup(plotting.themed(x)) for x in (plotting.vector(drawing), slim)
         )
-        return Figure(wide, slim, drawing.alt, drawing.stem)
+        return Figure(wide, slim, drawing.alt, drawing.stem, drawing.table)
 
     def question(question: Question, decided: list[Verdict]) -> dict[str, Any]:
         return {
@@ -86,14 +87,14 @@ def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]
         "by_position": figure(figures.differences_by_position),
         "context": max((len(x) for s in schemes for x in s.by_position()[0].values()), default=0),
         "no_position": [f"{n} ({why})" for n, why in verdicts.by_position(results)[1].items()],
-        "speed": [figure(figures.speed, *pair) for pair in speed.items()],
+        "speed": [figure(figures.speed, x, y[trained]) for x, y in ratios.items() if trained in y],
         "longer": [figure(figures.speed_by_length, *pair) for pair in longer.items()],
         "speed_facts": results.speed,
         "costs": costs,
         "logged": any(row["rate"].endswith("*") for row in costs),
         "sections": [
             *([_rates(results, rates)] if any(row.losses for row in rates) else []),
-            *_speeds(results, longer),
+            *_speeds(results, ratios),
         ],
         "published": []
         if m["corpus"]["name"].startswith("synthetic:")
@@ -201,30 +202,30 @@ def _rates(results: Results, rows: list[Rates]) -> Section:
 
 def _speeds(results: Results, ratios: dict[str, dict[int, dict]]) -> list[Section]:
     """Time per token or memory, and ratios, by length: one section per measure."""
-    speed, base = results.speed or {}, results.manifest["baseline"]
-    lengths, sections = speed.get("lengths", {}), []
-    batches = ", ".join(f"{n} × {timings['batch']}" for n, timings in lengths.items())
-    timed = {m for timings in lengths.values() for v in timings["encodings"].values() for m in v}
-    for measure, words in speed_ratios.BY_LENGTH.items():
-        if measure not in timed:
+    base, timings, sections = results.manifest["baseline"], speed_ratios.timings(results), []
+    device = (results.speed or {}).get("device")
+    batches = ", ".join(f"{n} × {timed['batch']}" for n, timed in timings.items())
+    known = {m for timed in timings.values() for v in timed["encodings"].values() for m in v}
+    for measure, words in speed_ratios.MEASURES.items() if len(timings) > 1 else ():
+        if measure not in known:
             continue
 
-        def cell(scheme: Scheme, length: str, measure: str = measure) -> str:
-            timings = lengths[length]
-            values = timings["encodings"].get(scheme.name, {"problem": "not measured"})
-            ratio = ratios.get(measure, {}).get(int(length), {}).get(scheme.name)
-            return speed_ratios.speed_cell(measure, values, ratio, int(length), timings["batch"])
+        def cell(scheme: Scheme, length: int, measure: str = measure) -> str:
+            timed = timings[length]
+            values = timed["encodings"].get(scheme.name, {"problem": "not measured"})
+            ratio = ratios.get(measure, {}).get(length, {}).get(scheme.name)
+            return speed_ratios.speed_cell(measure, values, ratio, length, timed["batch"])
 
         unit = "MiB" if measure.endswith("bytes") else "microseconds per token"
         sections.append(
             Section(
                 title=f"{words.partition(',')[0].capitalize()}, by length:"
                 f" {unit} (ratio to {base}); less is better",
-                note=f"Ours, on {speed['device']}: medians, and the ratio of time or"
-                f" memory to {base}, interleaved in one process. Length × batch: {batches}.",
-                head=("encoding", *lengths),
-                rows=[(s.name, *(cell(s, length) for length in lengths)) for s in results.schemes],
-                csv="speed_by_length.csv",
+                note=f"Ours, on {device}: medians, and the ratio of time or memory to {base},"
+                f" interleaved in one process. Length × batch: {batches}.",
+                head=("encoding", *map(str, timings)),
+                rows=[(s.name, *(cell(s, length) for length in timings)) for s in results.schemes],
+                csv="speed.csv",
             )
         )
     return sections

@@ -1,8 +1,8 @@
 """The report of a comparison: one self-contained HTML file, its figures and tables.
 
-`build` writes report.html, figures/*.png with their data as figures/*.csv, and loss_by_length.csv,
-loss_by_position.csv, speed.csv, rates.csv and verdicts.csv into the directory that `compare`
-filled.
+`build` writes report.html, loss_by_length.csv, loss_by_position.csv, speed.csv, rates.csv and
+verdicts.csv into the directory that `compare` filled, and figures/*.png, each with its data as
+figures/*.csv unless it is drawn from one of these tables.
 """
 
 import math
@@ -33,7 +33,6 @@ def build(results: Results) -> Path:
     tables = {
         "loss_by_position": _positions(results),
         "speed": _speeds(results),
-        "speed_by_length": _speeds_by_length(results),
         "rates": _rates(results),
         "verdicts": _verdicts(results, decided),
     }
@@ -81,22 +80,11 @@ def _positions(results: Results) -> Iterator[tuple]:
 
 
 def _speeds(results: Results) -> Iterator[tuple]:
-    yield ("encoding", "measure", "baseline", "median_ratio", "least", "greatest", "problem")
-    base = results.manifest["baseline"]
-    for measure, ratios in speed_ratios.speed_ratios(results).items():
-        for name, ratio in ratios.items():
-            yield name, measure, base, *ratio, ""
-    for name, values in (results.speed or {}).get("encodings", {}).items():
-        if "problem" in values:
-            yield name, None, base, None, None, None, values["problem"]
-
-
-def _speeds_by_length(results: Results) -> Iterator[tuple]:
     head = ("encoding", "length", "batch", "measure", "median", "tokens_per_second")
     yield (*head, "baseline", "median_ratio", "least", "greatest", "problem")
-    base, ratios = results.manifest["baseline"], speed_ratios.speed_by_length(results)
-    for text, timings in (results.speed or {}).get("lengths", {}).items():
-        length, batch = int(text), timings["batch"]
+    base, ratios = results.manifest["baseline"], speed_ratios.ratios(results)
+    for length, timings in speed_ratios.timings(results).items():
+        batch = timings["batch"]
         for name, values in timings["encodings"].items():
             if "problem" in values:
                 yield (name, length, batch, *[None] * 7, values["problem"])

@@ -184,8 +184,7 @@ def differences_by_position(results: Results, narrow: bool = False) -> Drawing:
 @styled
 def loss_by_length(results: Results, protocol: str, narrow: bool = False) -> Drawing:
     """Loss against length: the mean over seeds and each seed; single seeds if some miss."""
-    rows, ends = [], []
-    lengths, trained = results.manifest["lengths"], results.manifest["train_length"]
+    ends, lengths, trained = [], results.manifest["lengths"], results.manifest["train_length"]
     cells = {
         (s.name, p, n): s.cell(p, n) for s in results.schemes for p in PROTOCOLS for n in lengths
     }
@@ -198,11 +197,6 @@ def loss_by_length(results: Results, protocol: str, narrow: bool = False) -> Dra
     figure, (axes,) = canvas(5.8, 4.6, title=title, narrow=narrow)
     for scheme in results.schemes:
         ends += seeds(axes, scheme, {n: cells[scheme.name, protocol, n] for n in lengths})
-        for n in lengths:
-            losses, problem, e = cells[scheme.name, protocol, n]
-            span = (e.mean, e.low, e.high, e.median) if e else (None,) * 4
-            each = ";".join(f"{seed}:{v:.6f}" for seed, v in losses.items())
-            rows.append((scheme.name, protocol, n, *span, each, problem))
     log2_axis(axes, lengths)
     if finite := [x for cell in cells.values() for x in cell.values.values() if np.isfinite(x)]:
         pad = 0.06 * (max(finite) - min(finite)) or 0.1  # both protocols share an axis
@@ -210,10 +204,8 @@ def loss_by_length(results: Results, protocol: str, narrow: bool = False) -> Dra
     axes.set(xlabel="context length (tokens)", ylabel="loss (nats per token)")
     mark_length(axes, trained)
     name_lines(axes, ends)
-    header = ("encoding", "protocol", "length", "mean", "low", "high", "median")
-    header = (*header, "seeds", "problem")
     alt = f"Loss in nats per token against context length, {protocol}, one line per scheme. {title}"
-    return Drawing(f"loss-by-length-{protocol}", figure, header, rows, alt)
+    return Drawing(f"loss-by-length-{protocol}", figure, alt=alt, source="loss_by_length.csv")
 
 
 @styled
@@ -230,10 +222,9 @@ def speed(
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.95), max(high, 1.15))  # a difference of 0.1 % should look like one
     axes.set(xlabel=f"ratio to {base} (less is better)")
-    rows = [(s.name, r.median, r.low, r.high) for s, r in pairs]
     stem = "speed-" + measure.replace("_", "-")
     alt = f"{what} of each scheme as a ratio to {base}, sorted"
-    return Drawing(stem, figure, ("encoding", "median", "least", "greatest"), rows, alt)
+    return Drawing(stem, figure, alt=alt, source="speed.csv")
 
 
 @styled
@@ -241,16 +232,14 @@ def speed_by_length(
     results: Results, measure: str, by_length: dict[int, dict], narrow: bool = False
 ) -> Drawing:
     """Ratios to the baseline against length, one line per scheme; bar: least to greatest."""
-    baseline, what = results.manifest["baseline"], speed_ratios.BY_LENGTH[measure]
+    baseline, what = results.manifest["baseline"], speed_ratios.MEASURES[measure]
     longest = max(by_length)
     title = sentences.ratios_title(f"{what}, at {longest:,}", by_length[longest], baseline)
     figure, (axes,) = canvas(5.8, 4.4, title=title, narrow=narrow)
-    rows, ends = [], []
+    ends = []
     for scheme in results.schemes:
-        points = [
-            (n, ratios[scheme.name]) for n, ratios in by_length.items() if scheme.name in ratios
-        ]
-        rows += [(scheme.name, n, r.median, r.low, r.high) for n, r in points]
+        ratios = [(n, by_scheme.get(scheme.name)) for n, by_scheme in sorted(by_length.items())]
+        points = [(n, r) for n, r in ratios if r is not None]
         if points:
             aside = 2 ** (0.3 * (scheme.index / len(results.schemes) - 0.5))  # bars side by side
             x, y = [n * aside for n, _ in points], [r.median for _, r in points]
@@ -262,9 +251,9 @@ def speed_by_length(
     base = label(baseline)
     axes.set(xlabel="length (tokens)", ylabel=f"ratio to {base} (less is better)")
     name_lines(axes, ends)
-    header = ("encoding", "length", "median", "least", "greatest")
     alt = f"{what} of each scheme as a ratio to {base}, against length"
-    return Drawing("speed-by-length-" + measure.replace("_", "-"), figure, header, rows, alt)
+    stem = "speed-by-length-" + measure.replace("_", "-")
+    return Drawing(stem, figure, alt=alt, source="speed.csv")
 
 
 @styled
@@ -284,15 +273,12 @@ def differences(
         axes.plot(d.values, [y] * d.n, "|", ms=9, alpha=0.8, **paint(s))
     reference = label(results.manifest["reference"])
     axes.set(xlabel=f"nats per token, minus {reference} (below 0: lower loss)")
-    rows = [(s.name, d.mean, t.low, t.high, d.median, *d.values) for s, t, d in points]
-    count = max((d.n for _, _, d in points), default=0)
-    header = ("encoding", "mean", "low", "high", "median", *(f"seed_{k + 1}" for k in range(count)))
     alt = (
         f"Paired difference of each scheme to {reference} at length {question.length}, with 95 %"
         f" simultaneous (Holm) intervals and every seed. {title}"
     )
     stem = "differences" if question.role == "primary" else f"differences-{question.role}"
-    return Drawing(stem, figure, header, rows, alt)
+    return Drawing(stem, figure, alt=alt, source="verdicts.csv")
 
 
 @styled

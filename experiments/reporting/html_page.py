@@ -18,12 +18,13 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Figure(NamedTuple):
-    """A figure in a page: its SVG, that for a phone, alt text and the name of its files."""
+    """A figure in a page: its SVG, that for a phone, alt text, the name of its files, its data."""
 
     svg: markupsafe.Markup
     slim: markupsafe.Markup
     alt: str
     stem: str
+    table: str
 
 
 class Section(NamedTuple):

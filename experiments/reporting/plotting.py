@@ -74,13 +74,19 @@ STYLE: Any = {
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """A figure, its data, unless they are a table of results, and its alt text."""
+    """A figure and its alt text; its data, or the name of the report's table that has them."""
 
     stem: str
     figure: Figure
     header: tuple[str, ...] = ()
     rows: list[tuple] = dataclasses.field(default_factory=list)
     alt: str = ""
+    source: str = ""
+
+    @property
+    def table(self) -> str:
+        """The file of its data, from the folder of the report."""
+        return self.source or f"figures/{self.stem}.csv"
 
 
 def write(drawing: Drawing, folder: Path) -> None:

@@ -315,6 +315,12 @@ def draw_or_explain(results: Results, scheme: Scheme, folder: Path) -> dict[str,
         drawing, caption = draw_trained(results, scheme, name)
         plotting.write(drawing, folder)
         svg = markupsafe.Markup(plotting.themed(plotting.vector(drawing)))
-        return {"svg": svg, "alt": drawing.alt, "caption": caption, "stem": name}
+        return {
+            "svg": svg,
+            "alt": drawing.alt,
+            "caption": caption,
+            "stem": name,
+            "table": drawing.table,
+        }
     except Exception as error:  # the code of an encoding may raise anything
         return {"svg": "", "alt": "", "caption": f"No picture: {error}", "stem": name}

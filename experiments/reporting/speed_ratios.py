@@ -1,5 +1,6 @@
 """Speed and memory of a comparison as ratios to its baseline, and tokens per second."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,52 +12,31 @@ from experiments.reporting.statistics import Ratio, number
 MEASURES = {
     "train_ms": "training step, time",
     "eval_ms": "evaluation, time",
-    "train_temp_bytes": "training step, temporary memory",
-}
-BY_LENGTH = {
-    "train_ms": "training step, time",
-    "eval_ms": "evaluation, time",
     "prefill_ms": "reading a prompt, time",
     "decode_ms": "decoding one token, time",
     "train_temp_bytes": "training step, temporary memory",
 }
 
 
-def speed_ratios(results: Results) -> dict[str, dict[str, Ratio]]:
-    """Measure → scheme → ratio to the baseline, if both were measured."""
-    return _ratios(results, (results.speed or {}).get("encodings", {}), MEASURES)
+def timings(results: Results) -> dict[int, dict[str, Any]]:
+    """Length → the batch there, and by scheme its times; the length of training first."""
+    speed = results.speed or {}
+    trained = {speed["length"]: speed} if "length" in speed else {}
+    return trained | {int(n): timed for n, timed in speed.get("lengths", {}).items()}
 
 
-def speed_by_length(results: Results) -> dict[str, dict[int, dict[str, Ratio]]]:
-    """Measure → length → scheme → ratio to the baseline."""
+def ratios(results: Results) -> dict[str, dict[int, dict[str, Ratio]]]:
+    """Measure → length → scheme → ratio to the baseline, where both were measured."""
     by_measure: dict[str, dict[int, dict[str, Ratio]]] = {}
-    for length, timings in (results.speed or {}).get("lengths", {}).items():
-        for measure, ratios in _ratios(results, timings["encodings"], BY_LENGTH).items():
-            by_measure.setdefault(measure, {})[int(length)] = ratios
-    return by_measure
-
-
-def _ratios(results: Results, timings: dict, measures: dict) -> dict[str, dict[str, Ratio]]:
-    """Measure → scheme → ratio to the baseline; `timings` by scheme."""
-    baseline = timings.get(results.manifest["baseline"], {})
-    by_measure: dict[str, dict[str, Ratio]] = {}
-    for measure in measures:
+    for measure, (length, timed) in itertools.product(MEASURES, timings(results).items()):
+        base = timed["encodings"].get(results.manifest["baseline"], {}).get(measure)
         for scheme in results.schemes:
-            ratio = _ratio(timings.get(scheme.name, {}).get(measure), baseline.get(measure))
-            if ratio is not None:
-                by_measure.setdefault(measure, {})[scheme.name] = ratio
+            values = timed["encodings"].get(scheme.name, {}).get(measure)
+            both = [x if isinstance(x, list) else [x] for x in (values, base)]
+            if values and base and len({*map(len, both)}) == 1:  # else they cannot be paired
+                at = by_measure.setdefault(measure, {}).setdefault(length, {})
+                at[scheme.name] = statistics.ratio(*both)
     return by_measure
-
-
-def _ratio(values: Any, baseline: Any) -> Ratio | None:
-    """The ratio of repeats or of two numbers; None if one is missing or they cannot be paired."""
-    if not values or not baseline:
-        return None
-    ours, theirs = (x if isinstance(x, list) else [x] for x in (values, baseline))
-    try:
-        return statistics.ratio(ours, theirs)
-    except ValueError:  # different numbers of repeats
-        return None
 
 
 def rate_of(measure: str, median: float, length: int, batch: int) -> float | None:

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import itertools
 import re
 from xml.etree import ElementTree
 
@@ -11,10 +10,12 @@ import pytest
 
 from experiments.reporting import (
     html_page,
+    results,
     results_of_papers,
     speed_ratios,
     statistics,
 )
+from experiments.running import table as losses_table
 from tests.reporting.comparisons import DRAWN, HOSTILE, TRAIN, Page, build, table
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -26,11 +27,11 @@ def test_missing_diverged_and_undefined_are_words_never_numbers(whole, page):
     assert rows["deberta"]["verdict"] == "diverged in seed 1"
     assert rows["learned"]["verdict"] == "not defined"
     assert {rows[n]["difference"] for n in ("shaw", "deberta", "learned")} == {""}
-    shown = table(whole / "figures" / "loss-by-length-sliding.csv")
-    undecided = [r for r in shown if r["encoding"] in ("shaw", "deberta")]
-    assert {r["mean"] for r in undecided} == {""}
-    (trained,) = [r for r in shown if r["encoding"] == "learned" and r["length"] == "64"]
-    assert trained["mean"]
+    shown = {
+        (r.scheme, r.seed, r.length): r for r in losses_table.read(whole / "loss_by_length.csv")
+    }
+    assert shown["shaw", 2, 64].status == "missing" and shown["deberta", 1, 64].value is None
+    assert shown["learned", 0, 64].value and shown["learned", 0, 128].status == "not defined"
     for words in ("missing seed 2", "diverged in seed 1", "not defined", "loss is NaN at step 7"):
         assert words in page.text
 
@@ -116,11 +117,11 @@ def test_the_first_screen_has_the_finding_and_both_losses(fake, no_pictures):
         "Over three seeds, alibi and t5 beat rope at 512 tokens; at the trained"
     )
     losses = {
-        (r["encoding"], r["length"]): float(r["mean"])
-        for r in table(folder / "figures" / "loss-by-length-non-overlapping.csv")
+        (scheme.name, length): scheme.mean("non-overlapping", length)
+        for scheme in results.read(folder).schemes
+        for length in (64, 512)
     }
-    for name, length in itertools.product(effects, ("64", "512")):
-        assert f"{losses[name, length]:.3f}" in first
+    assert len(losses) == 6 and all(f"{loss:.3f}" in first for loss in losses.values())
     rows = {r["encoding"]: r for r in table(folder / "verdicts.csv") if r["length"] == "512"}
     for name in ("alibi", "t5"):
         assert f"{float(rows[name]['difference']):.3f}".replace("-", "\N{MINUS SIGN}") in first
@@ -149,7 +150,8 @@ def test_every_link_leads_somewhere_and_every_image_has_its_data(whole, page):
     assert all((whole / link).is_file() for link in links if not link.startswith("#"))
     images = list((whole / "figures").glob("*.png"))
     assert len(images) >= len(DRAWN) + 6
-    assert all(len(table(path.with_suffix(".csv"))) > 0 for path in images)
+    data = [link for link in links if link.endswith(".csv")]
+    assert len(data) > 8 and all(len(table(whole / link)) > 0 for link in data)
     assert len(table(whole / "loss_by_length.csv")) == (len(DRAWN) + 1) * 2 * 4 * 3
     ratios = {(r["encoding"], r["measure"]): r for r in table(whole / "speed.csv")}
     assert float(ratios["nope", "train_ms"]["median_ratio"]) == 1

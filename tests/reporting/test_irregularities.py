@@ -59,14 +59,13 @@ def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_pictures):
     one = dict(speed["encodings"]["nope"])
     speed["encodings"]["rope"] = {"problem": "out of memory with 2 programs of other schemes"}
     speed["lengths"] = {
-        "64": {"batch": 4, "encodings": {"nope": {"problem": "out of memory"}, "alibi": one}}
+        "128": {"batch": 4, "encodings": {"nope": {"problem": "out of memory"}, "alibi": one}}
     }
     path.write_text(json.dumps(speed))
     build(folder)
     page = Page((folder / "report.html").read_text()).text
-    assert (
-        page.count("out of memory with 2 programs of other schemes") == 2
-    )  # table, irregularities
+    # sizes and speed, irregularities, and the table by length of each of three measures
+    assert page.count("out of memory with 2 programs of other schemes") == 5
     rows = [r for r in table(folder / "speed.csv") if r["encoding"] == "rope"]
     assert [r["problem"] for r in rows] == ["out of memory with 2 programs of other schemes"]
     assert (

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from experiments.reporting import results, statistics
+from experiments.reporting import figures, results, statistics
 from experiments.reporting.caveats import summary
 from experiments.reporting.sentences import first_screen
 from experiments.reporting.verdicts import verdicts
@@ -73,7 +73,7 @@ def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_pic
     assert len(rows) == 8 and rows["alibi", "primary"]["verdict"] == "lower loss than rope"
     assert rows["alibi", "secondary"]["length"] == "64"
     assert abs(float(rows["alibi", "secondary"]["difference"])) < 0.01
-    assert (folder / "figures" / "differences-secondary.csv").is_file()
+    assert (folder / "figures" / "differences-secondary.png").is_file()
     shown = printed(folder)
     assert "Primary: loss at length 512" in shown and "Secondary: loss at length 64" in shown
     same = {"protocol": "non-overlapping", "length": 512}
@@ -96,14 +96,14 @@ def test_what_holm_does_not_show_crosses_zero_wherever_it_is_drawn(fake, no_pict
         )
     build(folder)
     (row,) = [r for r in table(folder / "verdicts.csv") if r["encoding"] == "alibi"]
-    (drawn,) = [
-        r for r in table(folder / "figures" / "differences.csv") if r["encoding"] == "alibi"
-    ]
     assert float(row["p"]) < 0.05 < float(row["p_holm"])
     assert row["verdict"] == "inconclusive (not after Holm's correction)"
     assert float(row["low"]) < 0 < float(row["high"])
-    assert (drawn["low"], drawn["high"]) == (row["low"], row["high"])
-    (tested,) = [v.tested for v in verdicts(results.read(folder)) if v.name == "alibi"]
+    read = results.read(folder)
+    decided = verdicts(read)
+    (tested,) = [v.tested for v in decided if v.name == "alibi"]
+    (axes,) = figures.differences(read, read.questions[0], decided).figure.axes
+    assert [tested.low, tested.high] in [[*line.get_xdata()] for line in axes.lines]
     shown = tested.interval()
     assert shown in Page((folder / "report.html").read_text(encoding="utf-8")).text
     assert shown in printed(folder)
