@@ -6,6 +6,9 @@ r"""Trains one model and evaluates it by length.
 
 Files in the workdir: metrics.jsonl, events/ (TensorBoard), checkpoints/, config.json,
 evaluation.json. The same command again continues the run, or does nothing if it is finished.
+
+It is one run, of one process or many, whose files may be in a bucket: there is no list of work to
+drive, so that it calls the training loop itself.
 """
 
 from absl import flags

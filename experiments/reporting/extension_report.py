@@ -13,7 +13,7 @@ from experiments.reporting.results import Run, Scheme, told_apart
 from experiments.reporting.sentences import capital
 from experiments.reporting.verdicts import Verdict, decide
 from experiments.running.configs.extend import ExtendConfig
-from experiments.running.run_names import find, short_names
+from experiments.running.run_names import short_names
 from experiments.running.table import Row, Test
 from pe_jax.training.config import PROTOCOLS
 
@@ -150,8 +150,7 @@ class Page:
     @property
     def reference(self) -> str:
         """The short name of the method that the others are compared with."""
-        specs = self.config.encodings
-        return short_names(["rope", *specs])[find("reference", self.config.reference, specs)]
+        return short_names(["rope", *self.config.encodings])[self.config.reference]
 
     def drawings(self) -> list[plotting.Drawing]:
         """A figure of losses for each protocol, and one of passkeys."""

@@ -11,7 +11,7 @@ from experiments.reporting.accuracy_differences import judged, line
 from experiments.reporting.learning_rates import pair_words
 from experiments.reporting.results import Scheme, brief
 from experiments.running.configs.images import IMAGES, ImagesConfig
-from experiments.running.run_names import find, title
+from experiments.running.run_names import title
 from experiments.running.table import Row
 
 
@@ -83,8 +83,7 @@ def table(config: ImagesConfig, schemes: Sequence[Scheme], rows: Sequence[Row]) 
 
 def differences(config: ImagesConfig, schemes: Sequence[Scheme]) -> dict[str, list[dict]]:
     """Each scheme minus `reference`, by kind of view, mean over its sides; a kind is a family."""
-    spec = find("reference", config.reference, config.encodings)
-    reference = schemes[config.encodings.index(spec)]
+    reference = schemes[config.encodings.index(config.reference)]
     compared = [(scheme, reference) for scheme in schemes if scheme is not reference]
     kinds: dict[str, dict] = {}
     for view in views(config):

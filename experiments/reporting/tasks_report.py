@@ -11,7 +11,7 @@ from experiments.reporting import plotting
 from experiments.reporting.accuracy_differences import judged, line
 from experiments.reporting.results import Scheme, brief
 from experiments.running.configs.tasks import MEASURES, TasksConfig
-from experiments.running.run_names import find, short_names, title
+from experiments.running.run_names import short_names, title
 from experiments.running.table import Row, Test
 from pe_jax import position_schemes
 
@@ -77,7 +77,7 @@ def pairs(config: TasksConfig, schemes: Sequence[Scheme]) -> dict[str, list[tupl
     by_name = {scheme.name: scheme for scheme in schemes}
     found = {entry: by_name[name] for entry, name in names(config).items() if name in by_name}
     first = {spec: s for (spec, at), s in found.items() if at == config.positions[0]}
-    reference = first.get(find("reference", config.reference, config.encodings))
+    reference = first.get(config.reference)
     return {
         "positions": [
             (s, first[spec])

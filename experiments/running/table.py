@@ -13,7 +13,7 @@ A row is one number of one trained model, or why there is none:
 | position | where in that length: a token, the depth of a passkey; empty for a test of one number |
 | value | the number; empty without one |
 | parts | the numbers whose mean it is, as the loss of each window, to six decimals; may be empty |
-| status | "ok", or why there is no number: "diverged", "not defined", "not finite", "missing" |
+| status | "ok", or why there is no number: "diverged", "failed", "not defined", "not finite", … |
 
 Machines that share an experiment write a table each; `[*read(a), *read(b)]` is the table of both.
 """
