@@ -27,7 +27,8 @@ SERIES = flags.DEFINE_list(
 
 def main() -> None:
     """Builds the report of --workdir, or the figure of --series there."""
-    from experiments.reporting import comparison_report, joined, plotting, results, series_figure
+    from experiments.reporting import plotting, results
+    from experiments.reporting.comparison import joined, report, series_figure
 
     workdir = local("workdir", WORKDIR.value)
     if SERIES.value:
@@ -40,8 +41,8 @@ def main() -> None:
         return
     folders = [local("join", folder) for folder in JOIN.value]
     found = joined.read(folders, workdir) if folders else results.read(workdir)
-    path = comparison_report.build(found)
-    launch.show(comparison_report.summary(found))
+    path = report.build(found)
+    launch.show(report.summary(found))
     print(path)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from experiments.reporting import scheme_pictures
+from experiments.reporting.comparison import scheme_pictures
 from experiments.running.help_text import signature
 from pe_jax import positions
 from pe_jax.encodings import alibi, rope

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.reporting import figures, results, series_figure, statistics, verdicts
+from experiments.reporting import results, statistics, verdicts
+from experiments.reporting.comparison import figures, series_figure
 from experiments.reporting.results import Scheme
 from experiments.running import table
 from experiments.running.configs.compare import CompareConfig

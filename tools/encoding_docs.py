@@ -11,7 +11,7 @@ import re
 import textwrap
 import urllib.parse
 
-from experiments.reporting import scheme_pictures
+from experiments.reporting.comparison import scheme_pictures
 from experiments.running.help_text import signature
 from pe_jax import ENCODINGS, Encoding
 from pe_jax.encodings.rope_scaling import SCALINGS

@@ -14,14 +14,8 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from experiments.reporting import (
-    figures,
-    images_report,
-    plotting,
-    series_figure,
-    statistics,
-    tasks_report,
-)
+from experiments.reporting import images_report, plotting, statistics, tasks_report
+from experiments.reporting.comparison import figures, series_figure
 from experiments.reporting.extension_report import WORDS, Page
 from experiments.reporting.results import Results, Run, Scheme, of_table, told_apart
 from experiments.running import config_files, table

@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 
 from experiments.measuring import flops, model_speed
 from experiments.measuring.hlo_trip_counts import tiles
-from experiments.reporting import comparison_report, results
+from experiments.reporting import results
+from experiments.reporting.comparison import report
 from experiments.running import driver, launch, rate_search, table, trained_run
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.devices import run_meshes
@@ -328,8 +329,8 @@ def show(workdir: Path) -> None:
     """Writes the report, and the verdicts to the terminal."""
     logging.info("Writing the report")
     found = results.read(workdir)
-    page = comparison_report.build(found)
-    launch.show(comparison_report.summary(found))
+    page = report.build(found)
+    launch.show(report.summary(found))
     print(f"Report: {page}")
 
 
@@ -376,7 +377,7 @@ def look(config: CompareConfig) -> None:
                 logging.info("%s seed %d: looked at the kept files", name, seed)
         looked = results.read(workdir, results.LAST_LOOK)
         table.write(workdir / "last_look.csv", looked.rows())
-        launch.show(comparison_report.summary(looked))
+        launch.show(report.summary(looked))
         print(f"Losses of the kept files: {workdir / 'last_look.csv'}")
 
 

@@ -10,7 +10,6 @@ import rich.table
 from experiments.reporting import plotting, results, statistics
 from experiments.reporting.accuracy_differences import judged
 from experiments.reporting.results import Run, Scheme, told_apart
-from experiments.reporting.sentences import capital
 from experiments.reporting.verdicts import Verdict, decide
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.run_names import short_names
@@ -173,7 +172,7 @@ class Page:
         """Loss against length, a panel without and one after the fine-tune; one dot per seed."""
         best = self._best(lambda s: s.mean(protocol, self.target), min)
         best = f"least mean at {self.target:,}: {best}" if best else "no losses"
-        title = f"{capital(protocol)}: {best}"
+        title = f"{protocol.capitalize()}: {best}"
         count = len(self.parts)
         drawn, panels = plotting.canvas(6.4, 3.9 * count + 0.4, count, title=title)
         for axes, (part, words) in zip(panels, self.parts.items(), strict=True):

@@ -8,9 +8,9 @@ import rich.table
 
 from experiments.reporting import plotting, statistics
 from experiments.reporting.accuracy_differences import judged, line
-from experiments.reporting.learning_rates import pair_words
 from experiments.reporting.results import Scheme, brief
 from experiments.running.configs.images import IMAGES, ImagesConfig
+from experiments.running.rate_search import pair_words
 from experiments.running.run_names import title
 from experiments.running.table import Row
 

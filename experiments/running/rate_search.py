@@ -18,6 +18,13 @@ Pair = tuple[float, float]  # a learning rate, and the multiple of it for parame
 Losses = dict[Pair, float]  # infinite where there is none
 
 
+def pair_words(pair: Pair | None) -> str:
+    """0.01, or 0.01 (× 30) if the rate of the encoding's parameters is 30 times that."""
+    if pair is None:
+        return "—"
+    return f"{pair[0]:g}" + (f" (× {pair[1]:g})" if pair[1] != 1 else "")
+
+
 def grid(config: TrainingSweep, spec: str) -> list[Pair]:
     """The pairs to try for a scheme: several multiples only for one that has parameters."""
     pattern = dataclasses.replace(config.model, encoding=spec).pattern

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from experiments.programs import compare
-from experiments.reporting import comparison_report, results
+from experiments.reporting import results
+from experiments.reporting.comparison import report
 from experiments.running import table
 from experiments.running import training_loop as program
 from experiments.running.configs.compare import CompareConfig
@@ -77,7 +78,7 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch)
         assert evaluated == ([3] if stopped else [2, 3]), run
     monkeypatch.setattr(compare, "train", None)
     monkeypatch.setattr(compare.model_speed, "measure", None)
-    monkeypatch.setattr(comparison_report, "build", lambda _: "here")
+    monkeypatch.setattr(report, "build", lambda _: "here")
     compare.main(chosen(folder))
     assert files(folder) == after
 
@@ -125,8 +126,8 @@ def test_the_first_seed_is_the_check_of_its_rate_or_trains_to_the_same_bits(
     check = folder / "rates" / FOLDERS["nope"] / f"{best['learning_rate']}x1.0"
     assert (check / "metrics.jsonl").read_text() == (folder / place / "metrics.jsonl").read_text()
     shutil.rmtree(again / place)  # and its check has no checkpoint any more
-    monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")
-    monkeypatch.setattr(compare.comparison_report, "summary", lambda _: "")
+    monkeypatch.setattr(compare.report, "build", lambda _: "here")
+    monkeypatch.setattr(compare.report, "summary", lambda _: "")
     compare.main(chosen(again))
     anew = json.loads((again / place / "evaluation.json").read_text())
     assert {**anew, "seconds": 0} == {**best, "seconds": 0}
@@ -270,8 +271,8 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
     note = lambda e, *_: timed.extend(e) or {"encodings": e}  # noqa: E731
     monkeypatch.setattr(compare.model_speed, "measure", note)
     monkeypatch.setattr(compare, "save_json", lambda *_: None)
-    monkeypatch.setattr(comparison_report, "build", lambda _: "here")
-    monkeypatch.setattr(comparison_report, "summary", lambda _: "")
+    monkeypatch.setattr(report, "build", lambda _: "here")
+    monkeypatch.setattr(report, "summary", lambda _: "")
     compare.main(change(chosen(more), encodings=("nope", "learned(length={length})", "alibi")))
     assert timed == [*NAMES, "alibi"]
 
@@ -332,8 +333,8 @@ def test_a_diverged_run_is_noted_and_the_others_go_on(tmp_path, monkeypatch, sha
 
     monkeypatch.setattr(compare, "train", diverges)
     monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
-    monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")
-    monkeypatch.setattr(compare.comparison_report, "summary", lambda _: "")
+    monkeypatch.setattr(compare.report, "build", lambda _: "here")
+    monkeypatch.setattr(compare.report, "summary", lambda _: "")
     monkeypatch.setattr(compare, "evaluate", lambda *_: {"losses": {}})
     compare.main(config)
     found = [json.loads(x) for _, x in sorted(files(tmp_path).items())]

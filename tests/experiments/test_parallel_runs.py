@@ -71,8 +71,8 @@ def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
     barrier = threading.Barrier(min(len(names), len(devices.run_meshes(config))))
     monkeypatch.setattr(compare.SchemeRuns, "train_run", train_run)
     monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
-    monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")
-    monkeypatch.setattr(compare.comparison_report, "summary", lambda _: "")
+    monkeypatch.setattr(compare.report, "build", lambda _: "here")
+    monkeypatch.setattr(compare.report, "summary", lambda _: "")
     compare.main(config)
     return found
 

@@ -10,7 +10,8 @@ import numpy as np
 import rich.console
 
 import pe_jax
-from experiments.reporting import comparison_report, plotting, results, scheme_pictures
+from experiments.reporting import plotting, results
+from experiments.reporting.comparison import report, scheme_pictures
 from experiments.running.table import read_csv as table  # noqa: F401
 from pe_jax.encodings import parse
 
@@ -145,11 +146,11 @@ class Page(html.parser.HTMLParser):
 
 def build(folder):
     """Writes the report of a folder."""
-    return comparison_report.build(results.read(folder))
+    return report.build(results.read(folder))
 
 
 def printed(folder):
     """What the terminal shows of the verdicts."""
     console = rich.console.Console(file=io.StringIO(), width=200)
-    console.print(comparison_report.summary(results.read(folder)))
+    console.print(report.summary(results.read(folder)))
     return console.file.getvalue()

@@ -8,13 +8,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from experiments.reporting import (
-    html_page,
-    results,
-    results_of_papers,
-    speed_ratios,
-    statistics,
-)
+from experiments.reporting import html_page, results, statistics
+from experiments.reporting.comparison import results_of_papers, speed_ratios
 from experiments.running import table as losses_table
 from tests.reporting.comparisons import DRAWN, HOSTILE, TRAIN, Page, build, table
 

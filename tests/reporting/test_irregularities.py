@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.reporting import results
-from experiments.reporting.caveats import irregularities
+from experiments.reporting.comparison.caveats import irregularities
 from tests.reporting.comparisons import Page, build, manifest, table
 
 pytestmark = pytest.mark.xdist_group("report")

@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from experiments.reporting import comparison_report, joined, results
+from experiments.reporting import results
+from experiments.reporting.comparison import joined, report
 from experiments.reporting.verdicts import verdicts
 from tests.reporting.comparisons import build
 
@@ -40,14 +41,14 @@ def test_a_join_is_what_one_comparison_would_have_been(parts, fake, tmp_path, no
     assert whole.manifest["seeds"] == [0, 1, 2, 3]
     assert verdicts(whole) == verdicts(single)
     assert {run.status for s in whole.schemes for run in s.runs.values()} == {"ok"}
-    page = comparison_report.build(whole).read_text(encoding="utf-8")
+    page = report.build(whole).read_text(encoding="utf-8")
     assert "Not the same commit in all" in page and "89ab" in page
     assert "ratios hold within one process" in page and "other numbers" not in page
 
 
 def test_a_joined_report_has_the_commands_that_make_it_in_their_order(parts, tmp_path, no_pictures):
     target, other = tmp_path / "joined", copied(parts[1], tmp_path / "other", commit="89abcde")
-    page = comparison_report.build(joined.read([parts[0], other], target)).read_text("utf-8")
+    page = report.build(joined.read([parts[0], other], target)).read_text("utf-8")
     (shown,) = re.findall(r"<h3>Commands</h3>\s*<pre><code>(.*?)</code>", page, re.S)
     compare = "python -m experiments.compare --steps=400"
     assert shown.strip().split("\n") == [
@@ -70,7 +71,7 @@ def test_seeds_that_are_joined_after_a_report_are_exploratory(parts, tmp_path, n
     for _ in range(2):  # a join that is made anew does not forget
         found = joined.read([first, later], tmp_path / "joined")
         assert found.changes == "seed 3 added; encoding t5 added"
-        page = comparison_report.build(found)
+        page = report.build(found)
     assert "Exploratory, not confirmatory: seed 3 added" in page.read_text()
 
 
@@ -81,7 +82,7 @@ def test_encodings_of_several_hosts_are_one_declaration_and_a_join_that_grows_is
     for folder in hosts:
         build(folder)
     target = tmp_path / "joined"
-    comparison_report.build(found := joined.read(hosts, target))
+    report.build(found := joined.read(hosts, target))
     assert found.changes == ""
     assert joined.read(hosts[:1], target).changes == "encoding t5 left out"
 

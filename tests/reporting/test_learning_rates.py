@@ -6,8 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from experiments.reporting import learning_rates, results
-from experiments.reporting.caveats import summary
+from experiments.reporting import results
+from experiments.reporting.comparison import learning_rates
+from experiments.reporting.comparison.caveats import summary
 from experiments.running import rate_search
 from tests.reporting.comparisons import SEEDS, Page, build, printed, table
 

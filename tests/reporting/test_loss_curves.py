@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from experiments.reporting import figures, results
-from experiments.reporting.caveats import summary
-from experiments.reporting.loss_curves import curve, still_falling
+from experiments.reporting import results
+from experiments.reporting.comparison import figures
+from experiments.reporting.comparison.caveats import summary
+from experiments.reporting.comparison.loss_curves import curve, still_falling
 from tests.reporting.comparisons import TRAIN, Page, build, table
 
 pytestmark = pytest.mark.xdist_group("report")

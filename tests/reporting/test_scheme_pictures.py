@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import pe_jax
-from experiments.reporting import results, scheme_pictures
+from experiments.reporting import results
+from experiments.reporting.comparison import scheme_pictures
 from pe_jax.encodings import ENCODINGS
 from tests.reporting.comparisons import LENGTHS, table
 

@@ -4,15 +4,16 @@ import math
 
 import pytest
 
-from experiments.reporting import results, sentences
-from experiments.reporting.results import Question
-from experiments.reporting.sentences import (
+from experiments.reporting import results
+from experiments.reporting.comparison import sentences
+from experiments.reporting.comparison.sentences import (
     differences_title,
     headline,
     listed,
     losses_title,
     ratios_title,
 )
+from experiments.reporting.results import Question
 from experiments.reporting.statistics import HIGHER, INCONCLUSIVE, LOWER, SAME, Ratio, estimate
 from experiments.reporting.verdicts import (
     REFERENCE,

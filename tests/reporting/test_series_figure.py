@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments.reporting import results, series_figure
+from experiments.reporting import results
+from experiments.reporting.comparison import series_figure
 from experiments.reporting.statistics import estimate
 from experiments.reporting.verdicts import Question, verdicts
 from pe_jax.validation import ConfigError

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from experiments.reporting import figures, results, statistics
-from experiments.reporting.caveats import summary
-from experiments.reporting.sentences import first_screen
+from experiments.reporting import results, statistics
+from experiments.reporting.comparison import figures
+from experiments.reporting.comparison.caveats import summary
+from experiments.reporting.comparison.sentences import first_screen
 from experiments.reporting.verdicts import verdicts
 from tests.reporting.comparisons import HOSTILE, SEEDS, TRAIN, Page, build, printed, table
 

@@ -16,8 +16,9 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from experiments.reporting import results, sentences, statistics
-from experiments.reporting.figures import band, each_seed
+from experiments.reporting import results, statistics
+from experiments.reporting.comparison import sentences
+from experiments.reporting.comparison.figures import band, each_seed
 from experiments.reporting.plotting import (
     POINTS,
     Drawing,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.reporting import statistics
-from experiments.reporting.loss_curves import Curve
+from experiments.reporting.comparison.loss_curves import Curve
 from experiments.reporting.results import Question, Results
 from experiments.reporting.statistics import (
     HIGHER,

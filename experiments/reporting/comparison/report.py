@@ -14,7 +14,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from experiments.reporting import comparison_page, html_page, learning_rates, speed_ratios
+from experiments.reporting import html_page
+from experiments.reporting.comparison import learning_rates, page, speed_ratios
 from experiments.reporting.results import REPORTED, Question, Results
 from experiments.reporting.statistics import number, p_value
 from experiments.reporting.verdicts import Verdict, by_difference, verdicts
@@ -28,8 +29,8 @@ def build(results: Results) -> Path:
     """Writes the report of a comparison with its figures and tables; returns report.html."""
     results.workdir.mkdir(parents=True, exist_ok=True)
     decided = [(question, verdicts(results, question)) for question in results.questions]
-    page = comparison_page.contents(results, decided)
-    text = html_page.render("comparison.html.j2", ("comparison.js",), **page)
+    contents = page.contents(results, decided)
+    text = html_page.render("comparison.html.j2", ("comparison.js",), **contents)
     tables = {
         "loss_by_position": _positions(results),
         "speed": _speeds(results),

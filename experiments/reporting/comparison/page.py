@@ -11,24 +11,24 @@ from typing import Any
 import markupsafe
 import numpy as np
 
-from experiments.reporting import (
+from experiments.reporting import plotting, verdicts
+from experiments.reporting.comparison import (
     caveats,
     figures,
     learning_rates,
     loss_curves,
-    plotting,
     results_of_papers,
     scheme_pictures,
     sentences,
     speed_ratios,
-    verdicts,
 )
+from experiments.reporting.comparison.learning_rates import Rates
 from experiments.reporting.html_page import Figure, Section
-from experiments.reporting.learning_rates import Rates
 from experiments.reporting.results import Question, Results, Scheme, flat
 from experiments.reporting.statistics import number
 from experiments.reporting.verdicts import Verdict
 from experiments.running.configs.compare import CompareConfig
+from experiments.running.rate_search import pair_words
 from pe_jax.training.config import PROTOCOLS
 
 REPORT = "python -m experiments.report"
@@ -190,7 +190,7 @@ def _rates(results: Results, rows: list[Rates]) -> Section:
             (
                 row.name,
                 *(least(row, *column) for column in columns),
-                learning_rates.pair_words(row.used),
+                pair_words(row.used),
                 row.remark,
             )
             for row in rows

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.reporting import loss_curves, sentences, speed_ratios, verdicts
+from experiments.reporting import verdicts
+from experiments.reporting.comparison import loss_curves, sentences, speed_ratios
 from experiments.reporting.plotting import (
     INK,
     MUTED,

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from experiments.reporting.results import Results, Scheme, rate_loss
-from experiments.running.rate_search import Pair, neighbours
+from experiments.running.rate_search import Pair, neighbours, pair_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +56,6 @@ def _remark(losses: dict[Pair, float], used: Pair | None) -> str:
     if not missing:
         return ""
     return f"an edge of what was tried: {' or '.join(map(pair_words, missing))} may be better"
-
-
-def pair_words(pair: Pair | None) -> str:
-    """0.01, or 0.01 (× 30) if the rate of the encoding's parameters is 30 times that."""
-    if pair is None:
-        return "—"
-    return f"{pair[0]:g}" + (f" (× {pair[1]:g})" if pair[1] != 1 else "")
 
 
 def rate_used(results: Results, scheme: Scheme) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.reporting import statistics
-from experiments.reporting.learning_rates import rate_words, rates
-from experiments.reporting.loss_curves import still_falling
+from experiments.reporting.comparison.learning_rates import rate_words, rates
+from experiments.reporting.comparison.loss_curves import still_falling
+from experiments.reporting.comparison.sentences import capital, count_compared
 from experiments.reporting.results import Results, Run
-from experiments.reporting.sentences import capital, count_compared
 from experiments.reporting.verdicts import Verdict, verdicts
 
 
