@@ -24,15 +24,6 @@ from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError, is_int, nearest, require
 
 
-def _lengths(*default: int) -> Any:
-    """A field for lengths."""
-    return ranged(
-        default,
-        "integers of at least 2, each once, as 512,1024",
-        lambda v: different(v) and all(is_int(n, 2) for n in v),
-    )
-
-
 def _names(default: tuple[str, ...], known: Iterable[str]) -> Any:
     """A field for some of the known names."""
     return ranged(default, f"some of {', '.join(known)}", bool)
@@ -43,8 +34,7 @@ class Settings:
     """The flags of `experiments.benchmark`, where lists are separated by commas.
 
     Attributes:
-      lengths: tokens, for all modes but model.
-      model_lengths: tokens, for mode model.
+      lengths: tokens, for all modes but train.
       train_sizes: models, for mode train.
       schemes: encodings; alibi_plain skips no tiles, shaw_keys adds no vectors at the values.
       modes: what is timed; cold is a first call and a first training step, compilation included.
@@ -61,8 +51,11 @@ class Settings:
       out: folder of the results.
     """
 
-    lengths: tuple[int, ...] = _lengths(512, 1024, 4096, 8192)
-    model_lengths: tuple[int, ...] = _lengths(1024, 4096)
+    lengths: tuple[int, ...] = ranged(
+        (512, 1024, 4096, 8192),
+        "integers of at least 2, each once, as 512,1024",
+        lambda v: different(v) and all(is_int(n, 2) for n in v),
+    )
     train_sizes: tuple[str, ...] = _names(tuple(training_steps.SIZES), training_steps.SIZES)
     schemes: tuple[str, ...] = _names(SCHEMES, SCHEMES)
     modes: tuple[str, ...] = _names(tuple(m for m in MODES if m != "cold"), MODES)
@@ -87,10 +80,8 @@ class Settings:
     @property
     def groups(self) -> list[tuple[int, str]]:
         """Every (length, mode): the programs of each are timed in turn."""
-        modes = [m for m in self.modes if m not in ("model", "train")]
+        modes = [m for m in self.modes if m != "train"]
         groups = [(n, title) for n in self.lengths for m in modes for title in MODES[m]]
-        if "model" in self.modes:
-            groups += [(n, title) for n in self.model_lengths for title in MODES["model"]]
         if "train" in self.modes:
             sizes = {name: training_steps.SIZES[name] for name in self.train_sizes}
             groups += [(size.length, training_steps.title(name)) for name, size in sizes.items()]
@@ -139,11 +130,10 @@ def settings() -> Settings:
       ConfigError: one is out of its range.
     """
     values = {f.name: getattr(flags.FLAGS, f.name) for f in dataclasses.fields(Settings)}
-    for field in ("lengths", "model_lengths"):
-        words = values[field]
-        fine = all(word.strip().isdecimal() for word in words)
-        require(fine, field, ",".join(words), "pass integers of at least 2, as 512,1024")
-        values[field] = tuple(map(int, words))
+    words = values["lengths"]
+    fine = all(word.strip().isdecimal() for word in words)
+    require(fine, "lengths", ",".join(words), "pass integers of at least 2, as 512,1024")
+    values["lengths"] = tuple(map(int, words))
     for field in ("schemes", "modes", "engines", "train_sizes"):
         values[field] = tuple(dict.fromkeys(word.strip() for word in values[field]))
     values["out"] = values["out"] and str(local("out", values["out"]))

@@ -1,4 +1,4 @@
-"""What the benchmark times: attention by every engine, decoding, models, training steps.
+"""What the benchmark times: attention by every engine, decoding, training steps.
 
 `plan` lists the programs of one length and mode; each is compiled when it is called. Schemes that
 read the layer's input get q. B batch, T tokens, H heads, E head width, N = B·H, W = 2T - 1
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from experiments.measuring import training_steps
 from experiments.measuring.timing import LARGE, NAIVE, OURS, OWN, SDPA, Refused
@@ -31,8 +30,6 @@ from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.dispatch import IMPLEMENTATIONS
 from pe_jax.models.config import ModelConfig
-from pe_jax.models.transformer import Transformer
-from pe_jax.training.step import token_losses
 
 FLEX = "flex"
 NAIVE_CUDNN = f"{NAIVE} cudnn"  # the same with cuDNN's attention, on GPUs
@@ -47,7 +44,6 @@ MODES = {  # flag → what is timed, by title
     "forward": ("forward",),
     "backward": ("forward + backward",),
     "decode": ("decoding step",),
-    "model": ("model", "model, remat"),
     "cold": ("first call", "first training step"),
     "train": tuple(map(training_steps.title, training_steps.SIZES)),
 }
@@ -258,7 +254,7 @@ def _in_torch(
     return Program(run, None, time.perf_counter() - begin)
 
 
-# Decoding, models, first calls, training steps.
+# Decoding, first calls, training steps.
 
 
 def _decode(sizes: Sizes, length: int, name: str) -> Program:
@@ -290,11 +286,11 @@ def _decode(sizes: Sizes, length: int, name: str) -> Program:
     return program._replace(run=run)
 
 
-def _config(sizes: Sizes, length: int, name: str, remat: bool = False) -> ModelConfig:
-    """A Transformer of 2 layers on bytes, with a scheme."""
+def _first_step(sizes: Sizes, length: int, name: str) -> Program:
+    """A first training step of a Transformer of 2 layers on bytes, with a scheme."""
     if name == PLAIN:
         raise Refused("a config's string cannot name it")
-    return ModelConfig(
+    model = ModelConfig(
         encoding=SPECS.get(name, name).format(length=length),
         vocab=256,
         width=sizes.dims.width,
@@ -302,28 +298,8 @@ def _config(sizes: Sizes, length: int, name: str, remat: bool = False) -> ModelC
         layers=2,
         dtype=sizes.dtype,
         causal=sizes.causal,
-        remat=remat,
     )
-
-
-def _model(sizes: Sizes, length: int, name: str, remat: bool) -> Program:
-    """The loss of such a Transformer on random bytes, and its gradients."""
-    config = _config(sizes, length, name, remat)
-    graph, shapes = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))
-    shapes = nnx.as_pure(shapes)
-    params = jax.tree.map(lambda x: jnp.asarray(0.02 * normal(*x.shape), x.dtype), shapes)
-    tokens = np.random.default_rng(0).integers(0, 256, (sizes.batch, length + 1), np.int32)
-
-    def loss(params, tokens):
-        logits = nnx.merge(graph, params)(tokens[:, :-1])
-        return token_losses(logits, tokens[:, 1:]).mean()
-
-    return compiled(jax.value_and_grad(loss), params, tokens)[1]
-
-
-def _first_step(sizes: Sizes, length: int, name: str) -> Program:
-    """A first training step of such a Transformer."""
-    size = training_steps.Size(_config(sizes, length, name), sizes.batch, length)
+    size = training_steps.Size(model, sizes.batch, length)
     return _compiled_anew(lambda: training_steps.ours(size).step())
 
 
@@ -372,8 +348,6 @@ def _training_step(size: training_steps.Size, engine: str) -> Program:
 
 OURS_ALONE: dict[str, Callable[[Sizes, int, str], Program]] = {  # titles of modes
     "decoding step": _decode,
-    "model": functools.partial(_model, remat=False),
-    "model, remat": functools.partial(_model, remat=True),
     "first call": _first_call,
     "first training step": _first_step,
 }

@@ -21,17 +21,14 @@ from tests.command_lines import status
 
 FORWARD, BACKWARD = workloads.MODES["forward"] + workloads.MODES["backward"]
 FEW = ("nope", "shaw", "t5", "rope", workloads.PLAIN, "fox", "wavlm", "rerope", "cope")
-TINY = Settings(
-    lengths=(32,), model_lengths=(64,), heads=2, head_dim=8, engines=("ours",), schemes=FEW
-)
-MODELS = ("nope", "learned")
+TINY = Settings(lengths=(32,), heads=2, head_dim=8, engines=("ours",), schemes=FEW)
 FORWARDS = ("nope", "shaw", "rope", "fox", "cope")  # the others in the backward pass alone
 pytestmark = pytest.mark.xdist_group("benchmark")
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Folders of three runs, all their rows, and the outputs of every program."""
+    """Folders of two runs, all their rows, and the outputs of every program."""
     folder, rows, outputs = tmp_path_factory.mktemp("benchmark"), [], {}
 
     def build(*args, original=benchmark.build):
@@ -42,7 +39,6 @@ def measured(tmp_path_factory):
     runs = {
         "backward": {"modes": ("backward",), "engines": ("ours", "jax.nn")},
         "forward": {"modes": ("forward", "decode"), "schemes": FORWARDS},
-        "model": {"modes": ("model",), "schemes": MODELS},
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "LEAST", 0)
@@ -57,7 +53,6 @@ def test_every_scheme_and_mode_has_its_numbers(measured):
     _, results, _ = measured
     wanted = {(32, m, s) for m in (FORWARD, "decoding step") for s in FORWARDS}
     wanted |= {(32, BACKWARD, s) for s in FEW}
-    wanted |= {(64, m, s) for m in workloads.MODES["model"] for s in MODELS}
     assert wanted == {row.key[:3] for row in results.rows if row.engine == "ours"}
     for row in results.rows:
         assert len(row.seconds) == 5 and 0 < min(row.seconds) and max(row.seconds) < 60, row
