@@ -192,7 +192,9 @@ def planted(better):
 
 
 def test_a_planted_gain_is_found_and_a_diverged_task_is_not_averaged_over(tmp_path):
-    config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
+    config = settings(
+        tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",)
+    ).resolved()
     plain, other = planted(0.2)
     bad = {"status": "diverged", "step": 2, "learning_rate": 0.01, "encoding_rate": 1.0}
     runs = {("rope", "contiguous"): {"copy": {0: bad}}}
@@ -214,7 +216,9 @@ def test_a_planted_gain_is_found_and_a_diverged_task_is_not_averaged_over(tmp_pa
 
 
 def test_every_encoding_is_compared_with_the_reference_and_holm_counts_them_all(tmp_path):
-    config = settings(tmp_path, encodings=("rope", "t5", "nope"), tasks=("copy",), seeds=3)
+    config = settings(
+        tmp_path, encodings=("rope", "t5", "nope"), tasks=("copy",), seeds=3
+    ).resolved()
     plain, better = planted(0.2)
     better = dataclasses.replace(better, name="t5")
     same = dataclasses.replace(plain, name="nope")
@@ -227,7 +231,7 @@ def test_every_encoding_is_compared_with_the_reference_and_holm_counts_them_all(
     assert rows[1]["verdict"] == "no difference (identical numbers)"
     p = [float(re.search(r"p [=<] ([\d.]+)", row["verdict"])[1]) for row in (*alone, rows[0])]
     assert p[0] <= p[1] and rows[0]["points"] > 20
-    config = settings(tmp_path, encodings=("rope", "t5"), tasks=("parity_check",))
+    config = settings(tmp_path, encodings=("rope", "t5"), tasks=("parity_check",)).resolved()
     (nothing,) = tasks_report.differences(config, [plain, better])["encodings"]
     assert accuracy_differences.line(nothing) == (
         "t5 minus rope: no number in both; without parity_check (diverged in seeds 0, 1, 2)"
@@ -235,7 +239,9 @@ def test_every_encoding_is_compared_with_the_reference_and_holm_counts_them_all(
 
 
 def test_what_has_no_number_counts_in_the_family_and_what_repeats_another_does_not(tmp_path):
-    config = settings(tmp_path, encodings=("rope", "t5", "nope"), tasks=("copy",), seeds=3)
+    config = settings(
+        tmp_path, encodings=("rope", "t5", "nope"), tasks=("copy",), seeds=3
+    ).resolved()
     plain, better = planted(0.2)
     better = dataclasses.replace(better, name="t5")
     again = dataclasses.replace(better, name="nope")
@@ -258,7 +264,7 @@ def test_the_primary_metric_may_be_whole_answers_at_one_length_and_each_task_has
         seeds=3,
         measure="answers",
         primary=(8,),
-    )
+    ).resolved()
 
     def scheme(name, copied, reversed_):  # tokens are the other way round, other lengths far off
         rows = [
@@ -291,13 +297,15 @@ def test_the_primary_metric_may_be_whole_answers_at_one_length_and_each_task_has
 
 def test_the_reference_may_be_called_by_its_scheme_and_what_it_is_not_is_said(tmp_path):
     spec = "t5(bidirectional=True)"
-    config = settings(tmp_path, encodings=("rope", spec), reference="t5", tasks=("copy",))
+    config = settings(
+        tmp_path, encodings=("rope", spec), reference="t5", tasks=("copy",)
+    ).resolved()
     rope, _ = planted(0.2)
     other = dataclasses.replace(rope, name="t5")
     assert tasks_report.pairs(config, [rope, other])["encodings"] == [(rope, other)]
     with pytest.raises(ValueError, match="reference='nope': pass one of the encodings: rope, t5"):
         settings(tmp_path, encodings=("rope", spec), reference="nope").check()
-    config = settings(tmp_path, encodings=("rope",), reference="rope")
+    config = settings(tmp_path, encodings=("rope",), reference="rope").resolved()
     assert tasks_report.lines(config, {"encodings": []}) == [
         "No encodings are compared with reference='rope'."
     ]
@@ -309,7 +317,9 @@ def test_what_sees_no_position_is_not_named_after_any(tmp_path):
 
 
 def test_the_same_numbers_under_another_name_are_no_gain(tmp_path):
-    config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
+    config = settings(
+        tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",)
+    ).resolved()
     plain = planted(0.2)[0]
     again = dataclasses.replace(plain, name="rope, randomized")
     (found,) = tasks_report.differences(config, [plain, again])["positions"]
