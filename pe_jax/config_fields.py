@@ -1,7 +1,7 @@
-"""Fields of configs: a default, and what a value must be in words and as a test.
+"""Fields of configs and encodings: a default, and what a value must be in words and as a test.
 
-Configs are frozen dataclasses. The docstring of the class says what a field means, under
-`Attributes:`; its range is given here, once, for checks, error messages and `--help`.
+Both are frozen dataclasses. The docstring of the class says what a field means; its range is given
+here, once, for checks, error messages and `--help`.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pe_jax.validation import ConfigError, is_int, nearest, shown
+from pe_jax.validation import ConfigError, is_int, is_real, nearest, shown
 
 
 def ranged(default: Any, need: str, ok: Callable[[Any], bool]) -> Any:
@@ -51,6 +51,31 @@ def choice_field(default: str, choices: Iterable[str]) -> Any:
     return dataclasses.field(
         default=default, metadata={"need": need, "ok": known.__contains__, "choices": known}
     )
+
+
+def checked(default: Any, fix: str, ok: Callable[[Any], bool]) -> Any:
+    """A field of an encoding whose values must be `ok`; `fix` is what an error says to do."""
+    return dataclasses.field(default=default, metadata={"fix": fix, "ok": ok})
+
+
+def above_field(default: Any, low: float) -> Any:
+    """A field for finite numbers above `low`."""
+    return checked(default, f"pass a number above {low}", lambda v: is_real(v) and v > low)
+
+
+def flag_field(default: bool) -> Any:
+    """A field of an encoding that is True or False: a string such as "no" is truthy."""
+    return checked(default, "pass True or False", lambda v: isinstance(v, bool))
+
+
+def one_of_field(default: str, choices: tuple[str, ...]) -> Any:
+    """A field of an encoding for one of a few names."""
+    return checked(default, f"choose one of {choices}", choices.__contains__)
+
+
+def stddev_field(default: float = 0.02) -> Any:
+    """A field for the standard deviation of initial parameters."""
+    return checked(default, "pass >= 0", lambda v: is_real(v) and v >= 0)
 
 
 def different(values: Any) -> bool:

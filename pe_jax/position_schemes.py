@@ -20,9 +20,10 @@ import jax
 
 from pe_jax import positions as pos
 from pe_jax import spec_strings as specs
+from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.windowed import without_window
-from pe_jax.validation import ConfigError, PlainFields, is_int, require
+from pe_jax.validation import ConfigError, PlainFields, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +74,9 @@ class Drawn(Contiguous):
 class Randomized(Drawn):
     """`positions.randomized`: T of `maximum` positions, in order, in training and in tests."""
 
-    maximum: int = 2048
+    maximum: int = int_field(2048, 1)
 
     in_tests = True
-
-    def __post_init__(self):
-        require(is_int(self.maximum, 1), "maximum", self.maximum, "pass an integer of at least 1")
 
     def bound(self, length, testing=False):
         return self.maximum if length <= self.maximum else None
@@ -95,15 +93,13 @@ class RandomFloats(Drawn):
     beginning of the range.
     """
 
-    trained_length: int = 512
+    trained_length: int = int_field(512, 1)
     maximum: float = 512.0
 
     real = True
     in_tests = True
 
     def __post_init__(self):
-        ok = is_int(self.trained_length, 1)
-        require(ok, "trained_length", self.trained_length, "pass an integer of at least 1")
         pos.check_range(self.maximum)
 
     def bound(self, length, testing=False):
@@ -125,10 +121,7 @@ class RandomFloats(Drawn):
 class Shape(Drawn):
     """`positions.shifted`: one shift of up to `maximum` per row, in training only."""
 
-    maximum: int = 500
-
-    def __post_init__(self):
-        require(is_int(self.maximum, 0), "maximum", self.maximum, "pass an integer of at least 0")
+    maximum: int = int_field(500, 0)
 
     def bound(self, length, testing=False):
         return length + (0 if testing else self.maximum)

@@ -52,9 +52,10 @@ def plain(value: Any) -> Any:
 
 
 class PlainFields:
-    """Base of frozen dataclasses whose fields are made `plain` before `__post_init__` checks them.
+    """Base of frozen dataclasses: fields are made `plain`, and checked, before `__post_init__`.
 
     NumPy's integers overflow (8 · np.uint8(32) is 0), and specs and checkpoints cannot hold them.
+    `config_fields` has the fields that say what is checked.
     """
 
     def __init_subclass__(cls, **options):
@@ -70,7 +71,11 @@ class PlainFields:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
-            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
+            value, check = plain(getattr(self, field.name)), field.metadata
+            object.__setattr__(self, field.name, value)
+            if "ok" in check:
+                fix = check["fix"] if "fix" in check else f"pass {check['need']}"
+                require(check["ok"](value), field.name, value, fix)
 
 
 def python_ints(function: F) -> F:
@@ -91,11 +96,6 @@ def python_ints(function: F) -> F:
 def require_bool(field: str, value: Any) -> None:
     """Raises ConfigError unless `value` is True or False: a string such as "no" is truthy."""
     require(isinstance(value, bool), field, value, "pass True or False")
-
-
-def require_stddev(stddev: Any) -> None:
-    """Raises ConfigError unless `stddev` is a standard deviation: a finite number of at least 0."""
-    require(is_real(stddev) and stddev >= 0, "stddev", stddev, "pass >= 0")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.0) -> str:

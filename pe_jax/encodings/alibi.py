@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import above_field, flag_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceFormula, Term
 from pe_jax.numerics.position_arrays import as_positions
-from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
+from pe_jax.validation import is_int, is_real, python_ints, require
 
 
 @python_ints
@@ -57,15 +58,10 @@ class ALiBi(Encoding):
     `bias_max` is MPT's `alibi_bias_max`; `scaled` divides the penalty by sqrt(E) too (Falcon).
     """
 
-    bias_max: float = 8.0
-    scaled: bool = False
+    bias_max: float = above_field(8.0, 0)
+    scaled: bool = flag_field(False)
 
     claims = Claims(real_positions=True)
-
-    def __post_init__(self):
-        ok = is_real(self.bias_max) and self.bias_max > 0
-        require(ok, "bias_max", self.bias_max, "pass a number above 0")
-        require_bool("scaled", self.scaled)
 
     def terms(self, params, dims) -> tuple[Term, ...]:
         slope = slopes(dims.heads, self.bias_max)[:, None]

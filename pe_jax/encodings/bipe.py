@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
+from pe_jax.config_fields import above_field, checked, int_field
 from pe_jax.encodings.alibi import slopes
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.sinusoidal import Sinusoidal
 from pe_jax.encodings.terms import DistanceBias, Rotation
-from pe_jax.validation import is_int, require
 
 BETWEEN, INSIDE = 0, 1  # the axes of a position
 
@@ -31,22 +31,14 @@ class BiPE(Encoding):
     `length` is that of the learned table: the longest segment.
     """
 
-    relative: str = "rope"
-    absolute: str = "learned"
-    length: int = 512
-    base: float = 1e4
+    relative: str = checked("rope", "choose rope or alibi", ("rope", "alibi").__contains__)
+    absolute: str = checked(
+        "learned", "choose learned or sinusoidal", ("learned", "sinusoidal").__contains__
+    )
+    length: int = int_field(512, 1)
+    base: float = above_field(1e4, 1)
 
     claims = Claims(axes=2)
-
-    def __post_init__(self):
-        for field, options in (
-            ("relative", ("rope", "alibi")),
-            ("absolute", ("learned", "sinusoidal")),
-        ):
-            value = getattr(self, field)
-            require(value in options, field, value, f"choose {' or '.join(options)}")
-        require(is_int(self.length, 1), "length", self.length, "pass an integer of at least 1")
-        RoPE(self.base)  # checks the base
 
     @property
     def _inside(self) -> Encoding:

@@ -12,11 +12,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import flag_field, int_field, stddev_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align, take
 from pe_jax.numerics.position_arrays import as_positions
-from pe_jax.validation import is_int, python_ints, require, require_bool, require_stddev
+from pe_jax.validation import is_int, python_ints, require, require_bool
 
 
 def _check_edges(edges) -> None:
@@ -66,10 +67,8 @@ def clipped(distance, clip: int) -> jax.Array:
 class _Table(Encoding):
     """A table [H, rows] shared by all layers, indexed by a function of the distance."""
 
-    stddev: float = dataclasses.field(default=0.02, kw_only=True)
-
-    def __post_init__(self):
-        require_stddev(self.stddev)
+    _: dataclasses.KW_ONLY
+    stddev: float = stddev_field()
 
     def _rows(self) -> int:
         raise NotImplementedError
@@ -98,12 +97,10 @@ class Buckets(_Table):
     """One scalar per head and group of distances, given by `edges` (as T5, arXiv 1910.10683)."""
 
     edges: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32, 64, 128)
-    directional: bool = False
+    directional: bool = flag_field(False)
 
     def __post_init__(self):
-        super().__post_init__()
         _check_edges(self.edges)
-        require_bool("directional", self.directional)
 
     def _rows(self):
         return (len(self.edges) + 1) * (2 if self.directional else 1)
@@ -119,11 +116,7 @@ class Buckets(_Table):
 class Clipped(_Table):
     """One scalar per head and distance, clipped to ±clip (as Shaw et al., arXiv 1803.02155)."""
 
-    clip: int = 64
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(is_int(self.clip, 1), "clip", self.clip, "pass an integer of at least 1")
+    clip: int = int_field(64, 1)
 
     def _rows(self):
         return 2 * self.clip + 1

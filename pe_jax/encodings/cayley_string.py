@@ -18,12 +18,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import above_field, int_field, one_of_field
 from pe_jax.encodings import rope, rope_mixed
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import require_array
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import require
 
 
 def basis(skew: jax.Array) -> jax.Array:
@@ -81,14 +82,9 @@ class CayleyString(Encoding):
     `base` only sets initial frequencies: use 100 for indices of patches, 1e4 for those of tokens.
     """
 
-    axes: int = 2
-    base: float = 100.0
-    layout: str = "interleaved"
-
-    def __post_init__(self):
-        require(is_int(self.axes, 1), "axes", self.axes, "pass an integer of at least 1")
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        require(self.layout in rope.LAYOUTS, "layout", self.layout, f"choose one of {rope.LAYOUTS}")
+    axes: int = int_field(2, 1)
+    base: float = above_field(100.0, 1)
+    layout: str = one_of_field("interleaved", rope.LAYOUTS)
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -16,9 +16,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RowSum
-from pe_jax.validation import is_int, require
 
 
 def interpolate(values: jax.Array, indices: jax.Array) -> jax.Array:
@@ -41,11 +41,7 @@ def interpolate(values: jax.Array, indices: jax.Array) -> jax.Array:
 class CoPE(Encoding):
     """Adds q·e[p], p being how many keys the gates count: `positions` vectors e for all heads."""
 
-    positions: int = 64
-
-    def __post_init__(self):
-        fix = "pass an integer of at least 1"
-        require(is_int(self.positions, 1), "positions", self.positions, fix)
+    positions: int = int_field(64, 1)
 
     def init_layer(self, key, dims):
         """The vectors [P, E], zeros as in the authors' code."""

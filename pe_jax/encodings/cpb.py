@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import int_field, stddev_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions, check_axes
-from pe_jax.validation import is_int, python_ints, require, require_stddev
+from pe_jax.validation import python_ints
 
 
 @python_ints
@@ -65,18 +66,12 @@ class CPB(Encoding):
     the model's width.
     """
 
-    height: int = 8
-    width: int = 8
-    hidden: int = 512
-    stddev: float = 0.02
+    height: int = int_field(8, 2)
+    width: int = int_field(8, 2)
+    hidden: int = int_field(512, 1)
+    stddev: float = stddev_field()
 
     claims = Claims(axes=2, real_positions=True)
-
-    def __post_init__(self):
-        for field, low in {"height": 2, "width": 2, "hidden": 1}.items():
-            value = getattr(self, field)
-            require(is_int(value, low), field, value, f"pass an integer of at least {low}")
-        require_stddev(self.stddev)
 
     def init_layer(self, key, dims):
         """w1 [2, N], b1 [N], w2 [N, H]."""

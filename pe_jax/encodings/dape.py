@@ -11,9 +11,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RowRescore
-from pe_jax.validation import is_int, require
 
 
 def adapt(scores: jax.Array, bias: jax.Array, w1, b1, w2, b2) -> jax.Array:
@@ -36,10 +36,7 @@ def adapt(scores: jax.Array, bias: jax.Array, w1, b1, w2, b2) -> jax.Array:
 class DAPE(Encoding):
     """Adds a network's output over the heads' scores and biases; `hidden` is its width."""
 
-    hidden: int = 32
-
-    def __post_init__(self):
-        require(is_int(self.hidden, 1), "hidden", self.hidden, "pass an integer of at least 1")
+    hidden: int = int_field(32, 1)
 
     def init_layer(self, key, dims):
         """w1 [2H, M], b1 [M], w2 [M, H], b2 [H]: uniform in ±1/sqrt(rows), as in their code."""

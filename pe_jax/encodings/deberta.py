@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import stddev_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RelativeKeys, RelativeQueries, Scale, Term
 from pe_jax.numerics.arrays import align, take
 from pe_jax.numerics.position_arrays import as_positions
-from pe_jax.validation import is_int, python_ints, require, require_stddev
+from pe_jax.validation import is_int, python_ints, require
 
 TYPES = ("c2p", "p2c")
 WEIGHTS = {"c2p": "w_k", "p2c": "w_q"}
@@ -96,7 +97,7 @@ class DeBERTa(Encoding):
 
     buckets: int | None = 256
     max_distance: int = 512
-    stddev: float = 0.02
+    stddev: float = stddev_field()
     pos_att_type: tuple[str, ...] = TYPES
 
     def __post_init__(self):
@@ -104,7 +105,6 @@ class DeBERTa(Encoding):
         ok = isinstance(self.pos_att_type, tuple) and self.pos_att_type in (TYPES, *zip(TYPES))
         fix = f"choose {TYPES}, ('c2p',) or ('p2c',)"
         require(ok, "pos_att_type", self.pos_att_type, fix)
-        require_stddev(self.stddev)
 
     def init_shared(self, key, dims):
         """P [2·span, D]."""

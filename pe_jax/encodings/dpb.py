@@ -17,11 +17,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import flag_field, int_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions
-from pe_jax.validation import is_int, require, require_bool
+from pe_jax.validation import is_int, require
 
 
 def bias(
@@ -62,16 +63,14 @@ class DPB(Encoding):
     """
 
     hidden: int | None = None
-    depth: int = 2
-    log_distance: bool = False
+    depth: int = int_field(2, 1)
+    log_distance: bool = flag_field(False)
 
     claims = Claims(real_positions=True)
 
     def __post_init__(self):
         ok = self.hidden is None or is_int(self.hidden, 1)
         require(ok, "hidden", self.hidden, "pass an integer of at least 1, or None")
-        require(is_int(self.depth, 1), "depth", self.depth, "pass an integer of at least 1")
-        require_bool("log_distance", self.log_distance)
 
     def init_shared(self, key, dims):
         """w_in, b_in [N]; w_out [N, H], b_out [H]; with a `depth` above 1, w_hidden, b_hidden."""

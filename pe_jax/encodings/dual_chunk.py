@@ -17,6 +17,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Claims
 from pe_jax.encodings.rope import RoPE, rotate
 from pe_jax.encodings.terms import Rotation, Views
@@ -27,15 +28,12 @@ from pe_jax.validation import is_int, require
 class DualChunk(RoPE):
     """RoPE within chunks; between chunks, distances are at most `chunk_size`."""
 
-    chunk_size: int = 3072
+    chunk_size: int = int_field(3072, 2)
     local_size: int = 256
 
     claims = Claims(causal_only=True, absolute_rotation=True)
 
     def __post_init__(self):
-        super().__post_init__()
-        fix = "pass an integer of at least 2"
-        require(is_int(self.chunk_size, 2), "chunk_size", self.chunk_size, fix)
         ok = is_int(self.local_size, 0) and self.local_size < self.chunk_size
         fix = f"pass an integer from 0 to {self.chunk_size - 1}, below chunk_size"
         require(ok, "local_size", self.local_size, fix)

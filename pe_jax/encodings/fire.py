@@ -16,11 +16,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import checked, flag_field, int_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import PairBias
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions
-from pe_jax.validation import is_int, is_real, require, require_bool
+from pe_jax.validation import is_real
 
 EPSILON = 1e-6
 
@@ -48,19 +49,12 @@ def interpolate(q_pos, k_pos, c, threshold) -> jax.Array:
 class FIRE(Encoding):
     """A learned function of the distance, normalised by the query's position."""
 
-    width: int = 32
-    c: float = 0.1
-    length: float = 512.0
-    shared: bool = False
+    width: int = int_field(32, 1)
+    c: float = checked(0.1, "pass a positive number", lambda v: is_real(v) and v > 0)
+    length: float = checked(512.0, "pass a positive number", lambda v: is_real(v) and v > 0)
+    shared: bool = flag_field(False)
 
     claims = Claims(real_positions=True)
-
-    def __post_init__(self):
-        require(is_int(self.width, 1), "width", self.width, "pass an integer of at least 1")
-        for field in ("c", "length"):
-            value = getattr(self, field)
-            require(is_real(value) and value > 0, field, value, "pass a positive number")
-        require_bool("shared", self.shared)
 
     def _init(self, key, dims):
         def uniform(key, fan_in, *shape):

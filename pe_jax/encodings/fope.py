@@ -22,12 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import above_field, checked, flag_field, int_field
 from pe_jax.encodings import rope
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import require_array
-from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
+from pe_jax.validation import is_int, is_real, python_ints, require
 
 
 @python_ints
@@ -92,19 +93,12 @@ class FoPE(Encoding):
     for K key heads, as in the authors' code. `learned` trains them.
     """
 
-    length: int = 512
-    base: float = 1e4
-    gain: float = 0.3
-    learned: bool = False
+    length: int = int_field(512, 7)
+    base: float = above_field(1e4, 1)
+    gain: float = checked(0.3, "pass a number of at least 0", lambda v: is_real(v) and v >= 0)
+    learned: bool = flag_field(False)
 
     claims = Claims(real_positions=True, absolute_rotation=True)
-
-    def __post_init__(self):
-        require(is_int(self.length, 7), "length", self.length, "pass an integer of at least 7")
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        ok = is_real(self.gain) and self.gain >= 0
-        require(ok, "gain", self.gain, "pass a number of at least 0")
-        require_bool("learned", self.learned)
 
     def check(self, dims):
         """The head width must be even."""

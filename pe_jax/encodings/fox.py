@@ -13,11 +13,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import stddev_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import State, TokenBias
 from pe_jax.numerics import running_sums
 from pe_jax.numerics.arrays import align
-from pe_jax.validation import require_stddev
 
 
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
@@ -47,10 +47,7 @@ def forgetting(log_gates: jax.Array) -> jax.Array:
 class FoX(Encoding):
     """Tokens fade by forget gates that each token and head computes from the layer's input."""
 
-    stddev: float = 0.02
-
-    def __post_init__(self):
-        require_stddev(self.stddev)
+    stddev: float = stddev_field()
 
     def init_layer(self, key, dims):
         """Weight [D, H], bias [H] of zeros: gates begin near 1/2."""

@@ -15,10 +15,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import above_field, checked, stddev_field
 from pe_jax.encodings import alibi, rope
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RowSum, State
-from pe_jax.validation import is_int, is_real, require, require_stddev
+from pe_jax.validation import is_int
 
 EPSILON = float(jnp.finfo(jnp.float32).eps)  # of the mean square, as `torch.nn.functional.rms_norm`
 
@@ -37,16 +38,11 @@ class GRAPEAP(Encoding):
     `bias_max` sets the slopes, as in ALiBi; the authors use 8.
     """
 
-    width: int = 8
-    stddev: float = 0.02
-    bias_max: float = 8.0
-
-    def __post_init__(self):
-        ok = is_int(self.width, 2) and self.width % 2 == 0
-        require(ok, "width", self.width, "pass an even number of at least 2")
-        require_stddev(self.stddev)
-        ok = is_real(self.bias_max) and self.bias_max > 0
-        require(ok, "bias_max", self.bias_max, "pass a number above 0")
+    width: int = checked(
+        8, "pass an even number of at least 2", lambda v: is_int(v, 2) and v % 2 == 0
+    )
+    stddev: float = stddev_field()
+    bias_max: float = above_field(8.0, 0)
 
     def init_layer(self, key, dims):
         """W [D, H, C]."""

@@ -19,6 +19,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import checked, int_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import RelativeState, Rotation, State
 from pe_jax.numerics.arrays import align, take
@@ -62,20 +63,16 @@ class Inkling(Encoding):
       clip_qk: largest L2 norm of each query and key.
     """
 
-    extent: int = 1024
-    width: int = 16
+    extent: int = int_field(1024, 1)
+    width: int = int_field(16, 1)
     floor: int | None = None
-    attn_scale: float = 0.1
+    attn_scale: float = checked(0.1, "pass a finite number", is_real)
     clip_states: float | None = None
     clip_qk: float | None = None
 
     def __post_init__(self):
-        for name in ("extent", "width"):
-            value = getattr(self, name)
-            require(is_int(value, 1), name, value, "pass an integer of at least 1")
         fix = "pass an integer of at least 1, in tokens, or None"
         require(self.floor is None or is_int(self.floor, 1), "floor", self.floor, fix)
-        require(is_real(self.attn_scale), "attn_scale", self.attn_scale, "pass a finite number")
         for name in ("clip_states", "clip_qk"):
             value = getattr(self, name)
             ok = value is None or (is_real(value) and value > 0)

@@ -17,10 +17,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import checked
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceFormula
 from pe_jax.numerics.position_arrays import as_positions
-from pe_jax.validation import require
 
 KINDS = ("log", "power")
 LEAST = 1e-2  # of p and a, in the authors' code
@@ -61,12 +61,9 @@ def _within(x: jax.Array, low: float, high: float = jnp.inf) -> jax.Array:
 class KERPLE(Encoding):
     """Subtracts a learned logarithm of the distance (`kind="log"`), or a power of it ("power")."""
 
-    kind: str = "log"
+    kind: str = checked("log", f"choose one of {', '.join(KINDS)}", KINDS.__contains__)
 
     claims = Claims(real_positions=True)
-
-    def __post_init__(self):
-        require(self.kind in KINDS, "kind", self.kind, f"choose one of {', '.join(KINDS)}")
 
     def init_layer(self, key, dims):
         """p and a, [H] each: U(0, 2) and U(0, 1)."""

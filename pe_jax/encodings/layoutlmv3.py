@@ -11,12 +11,12 @@ import dataclasses
 
 import jax
 
+from pe_jax.config_fields import stddev_field
 from pe_jax.encodings import t5
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import take
 from pe_jax.numerics.position_arrays import as_positions, check_axes
-from pe_jax.validation import require_stddev
 
 TABLES = ("index", "x", "y")
 
@@ -50,7 +50,7 @@ class LayoutLMv3(Encoding):
     max_distance: int = 128
     spatial_buckets: int = 64
     spatial_distance: int = 256
-    stddev: float = 0.02
+    stddev: float = stddev_field()
 
     claims = Claims(axes=3)
 
@@ -64,7 +64,6 @@ class LayoutLMv3(Encoding):
             except ValueError as error:
                 text = str(error).replace("num_buckets", buckets).replace("max_distance", reach)
                 raise ValueError(text) from None
-        require_stddev(self.stddev)
 
     def init_shared(self, key, dims):
         """Tables: index [H, num_buckets], x and y [H, spatial_buckets]."""

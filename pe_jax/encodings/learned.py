@@ -11,11 +11,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import int_field, stddev_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import Input
 from pe_jax.numerics.arrays import require_array, take
 from pe_jax.numerics.position_arrays import as_positions, concrete
-from pe_jax.validation import is_int, require, require_stddev
+from pe_jax.validation import require
 
 
 def lookup(table: jax.Array, positions) -> jax.Array:
@@ -44,12 +45,8 @@ def lookup(table: jax.Array, positions) -> jax.Array:
 class Learned(Encoding):
     """Adds `table[position]`, with a table of `length` rows drawn from N(0, stddev²)."""
 
-    length: int = 512
-    stddev: float = 0.02
-
-    def __post_init__(self):
-        require(is_int(self.length, 1), "length", self.length, "pass an integer of at least 1")
-        require_stddev(self.stddev)
+    length: int = int_field(512, 1)
+    stddev: float = stddev_field()
 
     def init_shared(self, key, dims):
         """Table [length, D]."""

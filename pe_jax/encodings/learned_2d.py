@@ -11,11 +11,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import int_field, one_of_field, stddev_field
 from pe_jax.encodings import learned
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Input
 from pe_jax.numerics.position_arrays import as_positions, on_axes
-from pe_jax.validation import is_int, require, require_stddev
+from pe_jax.validation import require
 
 COMBINE = ("concatenate", "sum")
 
@@ -44,19 +45,12 @@ class Learned2D(Encoding):
     `combine` "concatenate" gives each half of the channels (ViT); "sum" gives each all of them.
     """
 
-    height: int = 16
-    width: int = 16
-    combine: str = "concatenate"
-    stddev: float = 0.02
+    height: int = int_field(16, 1)
+    width: int = int_field(16, 1)
+    combine: str = one_of_field("concatenate", COMBINE)
+    stddev: float = stddev_field()
 
     claims = Claims(axes=2, real_positions=True)
-
-    def __post_init__(self):
-        for field in ("height", "width"):
-            value = getattr(self, field)
-            require(is_int(value, 1), field, value, "pass an integer of at least 1")
-        require(self.combine in COMBINE, "combine", self.combine, f"choose one of {COMBINE}")
-        require_stddev(self.stddev)
 
     def check(self, dims):
         """Halves need an even model width."""

@@ -14,12 +14,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import flag_field, int_field, one_of_field, stddev_field
 from pe_jax.encodings.base import Claims, Encoding, Params
 from pe_jax.encodings.terms import Input
 from pe_jax.numerics import resampling
 from pe_jax.numerics.arrays import take
 from pe_jax.numerics.position_arrays import as_positions, check_axes, concrete
-from pe_jax.validation import is_int, require, require_bool, require_stddev
+from pe_jax.validation import require
 
 METHODS = resampling.METHODS
 
@@ -114,22 +115,14 @@ class LearnedGrid(Encoding):
     `resized` fits the table to another grid.
     """
 
-    height: int = 14
-    width: int = 14
-    prefix: int = 0
-    method: str = "bicubic"
-    antialias: bool = False
-    stddev: float = 0.02
+    height: int = int_field(14, 1)
+    width: int = int_field(14, 1)
+    prefix: int = int_field(0, 0)
+    method: str = one_of_field("bicubic", METHODS)
+    antialias: bool = flag_field(False)
+    stddev: float = stddev_field()
 
     claims = Claims(axes=2)
-
-    def __post_init__(self):
-        for field, low in (("height", 1), ("width", 1), ("prefix", 0)):
-            value = getattr(self, field)
-            require(is_int(value, low), field, value, f"pass an integer of at least {low}")
-        require(self.method in METHODS, "method", self.method, f"choose one of {METHODS}")
-        require_bool("antialias", self.antialias)
-        require_stddev(self.stddev)
 
     def init_shared(self, key, dims):
         """Table [height, width, D] and, with a prefix, front [prefix, D]."""

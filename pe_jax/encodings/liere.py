@@ -25,12 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from pe_jax.config_fields import above_field, flag_field, int_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles, linear_algebra
 from pe_jax.numerics.arrays import align, explicit_axes, require_array
 from pe_jax.numerics.position_arrays import as_positions, check_axes, check_exact
-from pe_jax.validation import is_int, is_real, require, require_bool
+from pe_jax.validation import require
 
 EXACT = jax.lax.Precision.HIGHEST
 
@@ -137,17 +138,10 @@ class LieRE(Encoding):
     normal.
     """
 
-    axes: int = 2
-    block: int = 8
-    initial: float = 2 * np.pi
-    commuting: bool = False
-
-    def __post_init__(self):
-        require(is_int(self.axes, 1), "axes", self.axes, "pass an integer of at least 1")
-        require(is_int(self.block, 2), "block", self.block, "pass an integer of at least 2")
-        ok = is_real(self.initial) and self.initial > 0
-        require(ok, "initial", self.initial, "pass a number above 0")
-        require_bool("commuting", self.commuting)
+    axes: int = int_field(2, 1)
+    block: int = int_field(8, 2)
+    initial: float = above_field(2 * np.pi, 0)
+    commuting: bool = flag_field(False)
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]

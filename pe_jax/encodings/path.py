@@ -14,10 +14,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import stddev_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.fox import project
 from pe_jax.encodings.terms import PathProduct, State
-from pe_jax.validation import require_stddev
 
 EPSILON = 1e-6  # of the squared length of w
 
@@ -26,12 +26,9 @@ EPSILON = 1e-6  # of the squared length of w
 class PaTH(Encoding):
     """Each token between a key and a query maps the query, by the layer's input."""
 
-    stddev: float = 0.02
+    stddev: float = stddev_field()
 
     claims = Claims(causal_only=True)
-
-    def __post_init__(self):
-        require_stddev(self.stddev)
 
     def init_layer(self, key, dims):
         """Directions [D, H, E]; for β a weight [D, H] and a bias [H] of zeros, so that β ≈ 1."""

@@ -21,11 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import above_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import align, require_array
-from pe_jax.validation import is_real, python_ints, require
+from pe_jax.validation import python_ints
 
 
 @python_ints
@@ -72,12 +73,9 @@ def bounded(phase: jax.Array) -> jax.Array:
 class PoPE(Encoding):
     """Each channel of q and k is a magnitude, its position an angle; a phase is learned."""
 
-    base: float = 1e4
+    base: float = above_field(1e4, 1)
 
     claims = Claims(real_positions=True)
-
-    def __post_init__(self):
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
 
     def init_layer(self, key, dims):
         """δ [H, E], zeros."""

@@ -22,9 +22,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import int_field
 from pe_jax.encodings.rope import RoPE, rotate
 from pe_jax.encodings.terms import Rotation, Views
-from pe_jax.validation import is_int, require
 
 
 def rotate_twice(
@@ -53,11 +53,7 @@ def rotate_twice(
 class ReRoPE(RoPE):
     """RoPE up to a distance of `window`; all keys from there on are `window` away."""
 
-    window: int = 512
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(is_int(self.window, 1), "window", self.window, "pass an integer of at least 1")
+    window: int = int_field(512, 1)
 
     def terms(self, params, dims):
         views = Views((self.window,))

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import above_field, checked, one_of_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.scaling.base import Scaling
 from pe_jax.encodings.terms import Rotation, Term
@@ -145,22 +146,16 @@ class RoPE(Encoding):
     attention factor multiplies that part.
     """
 
-    base: float = 1e4
-    fraction: float = 1.0
-    layout: str = "half"
-    scaling: Scaling | None = None
+    base: float = above_field(1e4, 1)
+    fraction: float = checked(1.0, "pass a number in (0, 1]", lambda v: is_real(v) and 0 < v <= 1)
+    layout: str = one_of_field("half", LAYOUTS)
+    scaling: Scaling | None = checked(
+        None,
+        "pass a scaling of rope_scaling, such as yarn(…), or None",
+        lambda v: v is None or isinstance(v, Scaling),
+    )
 
     claims = Claims(real_positions=True)
-
-    def __post_init__(self):
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        ok = is_real(self.fraction) and 0 < self.fraction <= 1
-        require(ok, "fraction", self.fraction, "pass a number in (0, 1]")
-        require(self.layout in LAYOUTS, "layout", self.layout, f"choose one of {LAYOUTS}")
-        ok = self.scaling is None or isinstance(self.scaling, Scaling)
-        require(
-            ok, "scaling", self.scaling, "pass a scaling of rope_scaling, such as yarn(…), or None"
-        )
 
     @property
     def attention_factor(self) -> float:

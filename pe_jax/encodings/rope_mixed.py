@@ -16,12 +16,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import above_field, checked, one_of_field
 from pe_jax.encodings import rope
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import require_array
-from pe_jax.validation import is_int, is_real, python_ints, require
+from pe_jax.validation import is_int, python_ints, require
 
 
 @python_ints
@@ -86,19 +87,14 @@ def rotate(
 class RoPEMixed(Encoding):
     """Rotates q and k by learned mixtures of the axes; `base` gives initial values only."""
 
-    base: float = 10.0
-    layout: str = "interleaved"
-    axes: int = 2
+    base: float = above_field(10.0, 1)
+    layout: str = one_of_field("interleaved", rope.LAYOUTS)
+    axes: int = checked(2, "pass an integer of at least 2, or lerope", lambda v: is_int(v, 2))
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         """Claims of real positions with this number of axes."""
         return Claims(axes=self.axes, real_positions=True)
-
-    def __post_init__(self):
-        require(is_int(self.axes, 2), "axes", self.axes, "pass an integer of at least 2, or lerope")
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        require(self.layout in rope.LAYOUTS, "layout", self.layout, f"choose one of {rope.LAYOUTS}")
 
     def check(self, dims):
         """Pairs in two directions need a multiple of 4 channels, others an even number."""

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import checked, flag_field, one_of_field
 from pe_jax.encodings import rope
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
@@ -85,19 +86,18 @@ class RoPEND(Encoding):
     unchanged. `base` may be one for each axis. `normalized` is for positions in [-1, 1].
     """
 
-    axes: int = 3
+    axes: int = checked(3, "pass an integer of at least 2, or rope", lambda v: is_int(v, 2))
     base: float | tuple[float, ...] = 1e4
     channels: tuple[int, ...] | None = None
     spectrum: str = "shared"
-    normalized: bool = False
-    layout: str = "half"
+    normalized: bool = flag_field(False)
+    layout: str = one_of_field("half", rope.LAYOUTS)
 
     def __post_init__(self):
-        require(is_int(self.axes, 2), "axes", self.axes, "pass an integer of at least 2, or rope")
         bases = self.base if isinstance(self.base, tuple) else (self.base,) * self.axes
         ok = len(bases) == self.axes and all(is_real(b) and b > 1 for b in bases)
         require(ok, "base", self.base, f"pass a number above 1, or {self.axes} of them")
-        channels, layouts = self.channels, rope.LAYOUTS
+        channels = self.channels
         ok = channels is None or (
             isinstance(channels, tuple)
             and len(channels) == self.axes
@@ -106,8 +106,6 @@ class RoPEND(Encoding):
         fix = f"pass an even number for each of {self.axes} axes, or None for equal parts"
         require(ok, "channels", channels, fix)
         _series(channels or (2,) * self.axes, self.base, self.spectrum)  # checks what is left
-        require_bool("normalized", self.normalized)
-        require(self.layout in layouts, "layout", self.layout, f"choose one of {layouts}")
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]

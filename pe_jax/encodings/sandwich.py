@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import above_field, checked
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics import angles
-from pe_jax.validation import is_int, is_real, python_ints, require
+from pe_jax.validation import is_int, python_ints, require
 
 
 def bias(distance, num_heads: int, width: int = 128, base: float = 1e4) -> jax.Array:
@@ -59,15 +60,12 @@ def strengths(num_heads: int) -> jax.Array:
 class Sandwich(Encoding):
     """Adds the dot product of two sinusoidal encodings, at a strength fixed for each head."""
 
-    width: int = 128
-    base: float = 1e4
+    width: int = checked(
+        128, "pass an even integer of at least 2", lambda v: is_int(v, 2) and v % 2 == 0
+    )
+    base: float = above_field(1e4, 1)
 
     claims = Claims(real_positions=True)
-
-    def __post_init__(self):
-        ok = is_int(self.width, 2) and self.width % 2 == 0
-        require(ok, "width", self.width, "pass an even integer of at least 2")
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
 
     def terms(self, params, dims):
         return (DistanceBias(self.bias, strengths(dims.heads)),)

@@ -21,12 +21,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import above_field, int_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.rope import turn, waves
 from pe_jax.encodings.terms import Rotation, State
 from pe_jax.numerics import angles, running_sums
 from pe_jax.numerics.arrays import align
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import require
 
 
 def steps(
@@ -87,12 +88,8 @@ class Angles:
 class SelectiveRoPE(Encoding):
     """Rotates q and k by angles that the layer's input adds up, token by token."""
 
-    base: float = 5e5
-    rank: int = 16
-
-    def __post_init__(self):
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        require(is_int(self.rank, 1), "rank", self.rank, "pass an integer of at least 1")
+    base: float = above_field(5e5, 1)
+    rank: int = int_field(16, 1)
 
     def check(self, dims):
         """The head width must be even, and key heads must divide the model width."""

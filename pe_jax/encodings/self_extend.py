@@ -15,23 +15,19 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Claims
 from pe_jax.encodings.rerope import ReRoPE
-from pe_jax.validation import is_int, require
 
 
 @dataclasses.dataclass(frozen=True)
 class SelfExtend(ReRoPE):
     """RoPE among the `window` nearest tokens, positions in groups of `group` beyond."""
 
-    group: int = 8
-    window: int = 1024
+    group: int = int_field(8, 1)
+    window: int = int_field(1024, 1)
 
     claims = Claims(absolute_rotation=True)
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(is_int(self.group, 1), "group", self.group, "pass an integer of at least 1")
 
     def _shifted(self, x, positions, shift: int, lengths):
         near = jnp.asarray(positions)

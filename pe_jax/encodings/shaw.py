@@ -12,11 +12,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import flag_field, int_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.buckets import clipped
 from pe_jax.encodings.terms import RelativeKeys, RelativeValues
 from pe_jax.numerics.arrays import require_array, take
-from pe_jax.validation import is_int, require, require_bool
+from pe_jax.validation import require
 
 
 def relative(table: jax.Array, distance) -> jax.Array:
@@ -37,12 +38,8 @@ def relative(table: jax.Array, distance) -> jax.Array:
 class Shaw(Encoding):
     """A learned vector per clipped distance, added to keys and (unless switched off) to values."""
 
-    clip: int = 16
-    values: bool = True
-
-    def __post_init__(self):
-        require(is_int(self.clip, 1), "clip", self.clip, "pass an integer of at least 1")
-        require_bool("values", self.values)
+    clip: int = int_field(16, 1)
+    values: bool = flag_field(True)
 
     def init_layer(self, key, dims):
         """Tables [1, 2·clip + 1, E], of the scale of a key."""

@@ -12,9 +12,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import flag_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import Sink, State
-from pe_jax.validation import require_bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +25,7 @@ class SinkLogit(Encoding):
       from_input: whether each token has its own score, a projection of the layer's input.
     """
 
-    from_input: bool = False
-
-    def __post_init__(self):
-        require_bool("from_input", self.from_input)
+    from_input: bool = flag_field(False)
 
     def init_layer(self, key, dims):
         """b [H], zeros, the score of a key with q·k = 0; with `from_input` also w [D, H]."""

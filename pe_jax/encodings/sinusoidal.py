@@ -12,6 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import above_field, checked, one_of_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Input
 from pe_jax.numerics import angles
@@ -51,16 +52,11 @@ class Sinusoidal(Encoding):
     the amplitude to keep the same proportion.
     """
 
-    base: float = 1e4
-    layout: str = "interleaved"
-    amplitude: float = 1.0
+    base: float = above_field(1e4, 1)
+    layout: str = one_of_field("interleaved", LAYOUTS)
+    amplitude: float = checked(1.0, "pass a finite number", is_real)
 
     claims = Claims(real_positions=True)
-
-    def __post_init__(self):
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        require(self.layout in LAYOUTS, "layout", self.layout, f"choose one of {LAYOUTS}")
-        require(is_real(self.amplitude), "amplitude", self.amplitude, "pass a finite number")
 
     def check(self, dims):
         """The model width must be even."""

@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import above_field, one_of_field
 from pe_jax.encodings import sinusoidal
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Input
 from pe_jax.numerics.position_arrays import on_axes
-from pe_jax.validation import is_real, require
+from pe_jax.validation import require
 
 
 def sinusoid_2d(positions, dim: int, base: float = 1e4, layout: str = "concatenated") -> jax.Array:
@@ -45,15 +46,10 @@ def sinusoid_2d(positions, dim: int, base: float = 1e4, layout: str = "concatena
 class Sinusoidal2D(Encoding):
     """Adds sinusoids of the row and of the column, half of the channels each."""
 
-    base: float = 1e4
-    layout: str = "concatenated"
+    base: float = above_field(1e4, 1)
+    layout: str = one_of_field("concatenated", sinusoidal.LAYOUTS)
 
     claims = Claims(axes=2, real_positions=True)
-
-    def __post_init__(self):
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        layouts = sinusoidal.LAYOUTS
-        require(self.layout in layouts, "layout", self.layout, f"choose one of {layouts}")
 
     def check(self, dims):
         """Sines and cosines of two axes need a multiple of 4."""

@@ -17,19 +17,16 @@ import dataclasses
 
 import jax
 
+from pe_jax.config_fields import flag_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import Mask, RowSum, Unnormalized
-from pe_jax.validation import require_bool
 
 
 @dataclasses.dataclass(frozen=True)
 class StickBreaking(Encoding):
     """Each key takes a part of what nearer keys have left; there is no softmax."""
 
-    attend_current: bool = False
-
-    def __post_init__(self):
-        require_bool("attend_current", self.attend_current)
+    attend_current: bool = flag_field(False)
 
     def terms(self, params, dims):
         shares = RowSum(log_left, log_stick, own=True, decays=True)

@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import flag_field, int_field, stddev_field
 from pe_jax.encodings import learned_grid
 from pe_jax.encodings.base import Claims, Encoding, Params
 from pe_jax.encodings.terms import DistanceBias, PairBias
 from pe_jax.numerics.arrays import align, require_array, take
 from pe_jax.numerics.position_arrays import as_positions, check_axes, concrete
-from pe_jax.validation import is_int, python_ints, require, require_bool, require_stddev
+from pe_jax.validation import is_int, python_ints, require
 
 CLASS = -1  # row and column of the class token
 CLASS_ENTRIES = 3  # class → patch, patch → class, class → class
@@ -124,21 +125,13 @@ class Swin(Encoding):
     prefix=1, numbered=True)` has it. With `shared` the layers have one table.
     """
 
-    height: int = 7
-    width: int = 7
-    class_token: bool = False
-    shared: bool = False
-    stddev: float = 0.02
+    height: int = int_field(7, 1)
+    width: int = int_field(7, 1)
+    class_token: bool = flag_field(False)
+    shared: bool = flag_field(False)
+    stddev: float = stddev_field()
 
     claims = Claims(axes=2)
-
-    def __post_init__(self):
-        for field in ("height", "width"):
-            value = getattr(self, field)
-            require(is_int(value, 1), field, value, "pass an integer of at least 1")
-        require_bool("class_token", self.class_token)
-        require_bool("shared", self.shared)
-        require_stddev(self.stddev)
 
     def init_shared(self, key, dims):
         """Table [H, (2·height - 1)(2·width - 1)], 3 more for a class token; if `shared`."""

@@ -20,11 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import flag_field, stddev_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias, Scale, Term
 from pe_jax.numerics.arrays import align, take
 from pe_jax.numerics.position_arrays import as_positions
-from pe_jax.validation import is_int, python_ints, require, require_bool, require_stddev
+from pe_jax.validation import is_int, python_ints, require, require_bool
 
 
 @functools.cache
@@ -91,13 +92,11 @@ class T5(Encoding):
     num_buckets: int = 32
     max_distance: int = 128
     bidirectional: bool = False
-    stddev: float = 0.02
-    shared: bool = True
+    stddev: float = stddev_field()
+    shared: bool = flag_field(True)
 
     def __post_init__(self):
-        require_bool("shared", self.shared)
         _side(self.num_buckets, self.max_distance, self.bidirectional)
-        require_stddev(self.stddev)
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]

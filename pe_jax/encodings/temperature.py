@@ -14,11 +14,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import checked, int_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.validation import is_int, is_real, python_ints, require
+
+IN_TOKENS = "pass an integer of at least 1, in tokens"
 
 
 @python_ints
@@ -37,8 +40,7 @@ def temperature(
       ValueError: `floor_scale` is not a positive integer.
       TypeError: positions that are not integers.
     """
-    fix = "pass an integer of at least 1, in tokens"
-    require(is_int(floor_scale, 1), "floor_scale", floor_scale, fix)
+    require(is_int(floor_scale, 1), "floor_scale", floor_scale, IN_TOKENS)
     positions = as_positions(positions)
     steps = positions // floor_scale + (positions % floor_scale + offset) // floor_scale
     return 1 + attn_scale * jnp.log1p(jnp.maximum(steps, 0).astype(jnp.float32))
@@ -48,17 +50,11 @@ def temperature(
 class Temperature(Encoding):
     """Sharpens late queries; keys are unchanged."""
 
-    attn_scale: float = 0.1
-    floor_scale: int = 8192
-    offset: int = 1
+    attn_scale: float = checked(0.1, "pass a finite number", is_real)
+    floor_scale: int = checked(8192, IN_TOKENS, lambda v: is_int(v, 1))
+    offset: int = int_field(1, 0)
 
     claims = Claims(absolute_rotation=True)
-
-    def __post_init__(self):
-        require(is_real(self.attn_scale), "attn_scale", self.attn_scale, "pass a finite number")
-        fix = "pass an integer of at least 1, in tokens"
-        require(is_int(self.floor_scale, 1), "floor_scale", self.floor_scale, fix)
-        require(is_int(self.offset, 0), "offset", self.offset, "pass an integer of at least 0")
 
     def terms(self, params, dims):
         return (Rotation(self.sharpen, None),)

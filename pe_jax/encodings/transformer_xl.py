@@ -12,10 +12,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import above_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.sinusoidal import sinusoid
 from pe_jax.encodings.terms import QueryBias, RelativeKeys
-from pe_jax.validation import is_real, require
+from pe_jax.validation import require
 
 
 def relative_keys(w_r: jax.Array, distance, base: float = 1e4) -> jax.Array:
@@ -33,12 +34,9 @@ def relative_keys(w_r: jax.Array, distance, base: float = 1e4) -> jax.Array:
 class TransformerXL(Encoding):
     """Content and distance, each with its own query bias; distances as projected sinusoids."""
 
-    base: float = 1e4
+    base: float = above_field(1e4, 1)
 
     claims = Claims(real_positions=True)
-
-    def __post_init__(self):
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
 
     def check(self, dims):
         """The model width must be even."""

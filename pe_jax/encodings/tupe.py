@@ -20,10 +20,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import flag_field, int_field, stddev_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.learned import lookup
 from pe_jax.encodings.terms import Scale, State, TokenProduct
-from pe_jax.validation import is_int, require, require_bool, require_stddev
 
 
 def correlation(q_p, k_p, u_q: jax.Array, u_k: jax.Array) -> jax.Array:
@@ -61,14 +61,9 @@ def reset(bias: jax.Array, q_pos, k_pos, first: jax.Array, to_first: jax.Array) 
 class TUPE(Encoding):
     """Correlates learned positions with each other, separately from the words, for all layers."""
 
-    length: int = 512
-    reset: bool = True
-    stddev: float = 1.0
-
-    def __post_init__(self):
-        require(is_int(self.length, 1), "length", self.length, "pass an integer of at least 1")
-        require_bool("reset", self.reset)
-        require_stddev(self.stddev)
+    length: int = int_field(512, 1)
+    reset: bool = flag_field(True)
+    stddev: float = stddev_field(1.0)
 
     def init_shared(self, key, dims):
         """P [length, D]; U_Q, U_K [D, H, E]; θ₁, θ₂ [H], zero at first."""

@@ -21,11 +21,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pe_jax.config_fields import stddev_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import ChannelDecay, State
 from pe_jax.numerics import running_sums
 from pe_jax.numerics.arrays import align
-from pe_jax.validation import require_stddev
 
 OPEN = 8.0  # the initial bias: log sigmoid(8) = -0.0003
 
@@ -41,10 +41,7 @@ def log_gates(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
 class Wall(Encoding):
     """Each channel of q·k fades by gates that every token computes from the layer's input."""
 
-    stddev: float = 0.02
-
-    def __post_init__(self):
-        require_stddev(self.stddev)
+    stddev: float = stddev_field()
 
     def init_layer(self, key, dims):
         """Weight [D, H, E], bias [H, E] of 8: gates begin near 1."""

@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import above_field, checked
 from pe_jax.encodings import rope
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions, concrete
-from pe_jax.validation import is_int, is_real, python_ints, require
+from pe_jax.validation import is_int, python_ints, require
 
 GAMMA, REACH = 0.4, 55  # 3.5^55 is 10^30, which leaves 10^8 for the values in float32
 
@@ -62,17 +63,13 @@ def growth(positions, dim: int, scale_base: int = 512) -> jax.Array:
 class XPos(Encoding):
     """RoPE with a decay: each pair's product shrinks with the distance at its own rate."""
 
-    base: float = 1e4
-    scale_base: int = 512
-    layout: str = "interleaved"
+    base: float = above_field(1e4, 1)
+    scale_base: int = checked(
+        512, "pass an integer of at least 1, in tokens", lambda v: is_int(v, 1)
+    )
+    layout: str = checked("interleaved", f"one of {rope.LAYOUTS}", rope.LAYOUTS.__contains__)
 
     claims = Claims(causal_only=True)
-
-    def __post_init__(self):
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        fix = "pass an integer of at least 1, in tokens"
-        require(is_int(self.scale_base, 1), "scale_base", self.scale_base, fix)
-        require(self.layout in rope.LAYOUTS, "layout", self.layout, f"one of {rope.LAYOUTS}")
 
     def check(self, dims):
         """The head width must be even."""

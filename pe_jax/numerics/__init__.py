@@ -1,1 +1,1 @@
-"""Arithmetic that encodings and engines share: angles, exact sums, products, positions, resampling."""
+"""Arithmetic that encodings and engines share: angles, exact sums, products, resampling."""
