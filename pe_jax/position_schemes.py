@@ -213,7 +213,7 @@ def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
     for encoding in pattern:
         name = type(encoding).__name__
         if encoding.claims.axes != scheme.axes:
-            settable = f"pass {name}(axes={scheme.axes}); " if hasattr(encoding, "axes") else ""
+            settable = f"pass {name}(axes={scheme.axes}); " if "axes" in vars(encoding) else ""
             raise ConfigError(
                 f"positions={spec!r}: gives positions of {scheme.axes} axes, {name} takes"
                 f" {encoding.claims.axes}: {settable}bipe needs bilevel(separators=…), images"

@@ -165,6 +165,38 @@ class Encoding(PlainFields):
             raise ValueError(f"positions has shape {list(shape)}; {about}pass positions {fix}")
 
 
+class OnAxes(Encoding):
+    """A scheme of real positions whose number of axes is a field."""
+
+    axes: int
+
+    @property
+    def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Claims of real positions with this number of axes."""
+        return Claims(axes=self.axes, real_positions=True)
+
+
+class Shareable(Encoding):
+    """A scheme whose parameters are the whole model's if its field `shared` is True."""
+
+    shared: bool
+
+    def _init(self, key: jax.Array, dims: Dims) -> Any:
+        raise NotImplementedError
+
+    def init_shared(self, key, dims):
+        """All parameters, if `shared`."""
+        return self._init(key, dims) if self.shared else {}
+
+    def init_layer(self, key, dims):
+        """The same, unless `shared`."""
+        return {} if self.shared else self._init(key, dims)
+
+    def arrays(self, params: Params) -> Any:
+        """What `_init` made."""
+        return params.shared if self.shared else params.layer
+
+
 def require_dims(dims: Any) -> None:
     """Raises TypeError unless `dims` is a `Dims`."""
     if not isinstance(dims, Dims):

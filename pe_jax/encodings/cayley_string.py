@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from pe_jax.config_fields import above_field, int_field, one_of_field
 from pe_jax.encodings import rope, rope_mixed
-from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.base import OnAxes
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import require_array
@@ -76,7 +76,7 @@ def rotate(
 
 
 @dataclasses.dataclass(frozen=True)
-class CayleyString(Encoding):
+class CayleyString(OnAxes):
     """Rotates q and k in a learned basis; S begins at 0, where P is the identity.
 
     `base` only sets initial frequencies: use 100 for indices of patches, 1e4 for those of tokens.
@@ -85,11 +85,6 @@ class CayleyString(Encoding):
     axes: int = int_field(2, 1)
     base: float = above_field(100.0, 1)
     layout: str = one_of_field("interleaved", rope.LAYOUTS)
-
-    @property
-    def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Claims of real positions with this number of axes."""
-        return Claims(axes=self.axes, real_positions=True)
 
     def check(self, dims):
         """The head width must be even."""

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.config_fields import checked, flag_field, int_field
-from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.base import Claims, Shareable
 from pe_jax.encodings.terms import PairBias
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions
@@ -46,7 +46,7 @@ def interpolate(q_pos, k_pos, c, threshold) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class FIRE(Encoding):
+class FIRE(Shareable):
     """A learned function of the distance, normalised by the query's position."""
 
     width: int = int_field(32, 1)
@@ -57,6 +57,8 @@ class FIRE(Encoding):
     claims = Claims(real_positions=True)
 
     def _init(self, key, dims):
+        """c and the multiplier of L; w1, b1 [width]; w2 [width, H], b2 [H]."""
+
         def uniform(key, fan_in, *shape):
             return jax.random.uniform(key, shape, jnp.float32, -1, 1) * fan_in**-0.5
 
@@ -70,16 +72,8 @@ class FIRE(Encoding):
             "b2": uniform(keys[3], width, dims.heads),
         }
 
-    def init_shared(self, key, dims):
-        """All parameters, if `shared`."""
-        return self._init(key, dims) if self.shared else {}
-
-    def init_layer(self, key, dims):
-        """c and the multiplier of L; w1, b1 [width]; w2 [width, H], b2 [H]; unless `shared`."""
-        return {} if self.shared else self._init(key, dims)
-
     def terms(self, params, dims):
-        return (PairBias(self.bias, params.shared if self.shared else params.layer),)
+        return (PairBias(self.bias, self.arrays(params)),)
 
     def bias(self, arrays, q_pos, k_pos):
         """f(ψ(|i - j|)/ψ(max(L, i))): float32 [*B, H, T, S]."""

@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import above_field, flag_field
 from pe_jax.encodings import rope
-from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.base import Claims
 from pe_jax.encodings.scaling.base import Scaling
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
-from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
+from pe_jax.validation import is_int, python_ints, require, require_bool
 
 
 @python_ints
@@ -76,7 +77,7 @@ def frequencies(
 
 
 @dataclasses.dataclass(frozen=True)
-class MRoPE(Encoding):
+class MRoPE(rope.Scaled):
     """Rotates q and k by time, row and column.
 
     `sections` None divides the head in the proportion of Qwen2-VL's (16, 24, 24) or, interleaved,
@@ -84,44 +85,24 @@ class MRoPE(Encoding):
     divide the rotated channels.
     """
 
-    base: float = 1e6
+    base: float = above_field(1e6, 1)
     sections: tuple[int, int, int] | None = None
-    interleaved: bool = False
-    fraction: float = 1.0
-    scaling: Scaling | None = None
+    interleaved: bool = flag_field(False)
+    fraction: float = rope.fraction_field()
+    scaling: Scaling | None = rope.scaling_field()
 
     claims = Claims(axes=3, real_positions=True)
 
     def __post_init__(self):
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        require_bool("interleaved", self.interleaved)
         if self.sections is not None:
             ok = isinstance(self.sections, tuple)
             require(ok, "sections", self.sections, "pass a tuple (time, row, column), or None")
             axis_of(self.sections, self.interleaved)
-        self._rope()  # checks the others
-
-    def _rope(self) -> rope.RoPE:
-        """RoPE with the settings that all axes share."""
-        return rope.RoPE(self.base, self.fraction, scaling=self.scaling)
-
-    @property
-    def attention_factor(self) -> float:
-        """Factor on the rotated channels of both q and k: 1 without a scaling."""
-        return self._rope().attention_factor
-
-    def at_length(self, length):
-        """With the scaling of that length."""
-        return dataclasses.replace(self, scaling=self._rope().at_length(length).scaling)
-
-    def valid_length(self):
-        """That of the scaling."""
-        return self._rope().valid_length()
 
     def check(self, dims):
         """The rotated part of a head must be even, and as wide as the sections say."""
-        self._rope().check(dims)
-        self._sections(self._rope().rotary_dim(dims.head_dim))
+        super().check(dims)
+        self._sections(self.rotary_dim(dims.head_dim))
 
     def _sections(self, head_dim: int) -> tuple[int, int, int]:
         fix = "M-RoPE rotates pairs on three axes: use an even head width of at least 6"
@@ -134,14 +115,13 @@ class MRoPE(Encoding):
         return sections
 
     def _frequencies(self, head_dim: int) -> jax.Array:
-        rotary_dim = self._rope().rotary_dim(head_dim)
-        sections = self._sections(rotary_dim)
-        return frequencies(rotary_dim, sections, self.base, self.interleaved, self.scaling)
+        dim = self.rotary_dim(head_dim)
+        return frequencies(dim, self._sections(dim), self.base, self.interleaved, self.scaling)
 
     def terms(self, params, dims):
         return (Rotation(self.rotate, self.rotate),)
 
     def rotate(self, _, x, positions):
         """R_(time, row, column) x: [..., T, H, E]."""
-        theta, factor = self._frequencies(x.shape[-1]), self.attention_factor
-        return rope.rotate(x, positions, theta, attention_factor=factor)
+        theta = self._frequencies(x.shape[-1])
+        return rope.rotate(x, positions, theta, attention_factor=self.attention_factor)

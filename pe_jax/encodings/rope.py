@@ -138,44 +138,17 @@ def turn(x: jax.Array, cos: jax.Array, sin: jax.Array, layout: str = "half") -> 
     return jnp.concatenate([out.astype(x.dtype), rest], axis=-1)
 
 
-@dataclasses.dataclass(frozen=True)
-class RoPE(Encoding):
-    """Rotates q and k. `fraction` < 1 rotates only that part of each head (partial rotary).
+class Scaled(Encoding):
+    """A rotation of a `fraction` of each head, at frequencies of a `base` after a `scaling`."""
 
-    `scaling` (one of `rope_scaling`) acts on the frequencies of the part that is rotated, and its
-    attention factor multiplies that part.
-    """
-
-    base: float = above_field(1e4, 1)
-    fraction: float = checked(1.0, "pass a number in (0, 1]", lambda v: is_real(v) and 0 < v <= 1)
-    layout: str = one_of_field("half", LAYOUTS)
-    scaling: Scaling | None = checked(
-        None,
-        "pass a scaling of rope_scaling, such as yarn(…), or None",
-        lambda v: v is None or isinstance(v, Scaling),
-    )
-
-    claims = Claims(real_positions=True)
+    base: float
+    fraction: float
+    scaling: Scaling | None
 
     @property
     def attention_factor(self) -> float:
         """Factor on the rotated channels of both q and k: 1 without a scaling."""
         return 1.0 if self.scaling is None else self.scaling.attention_factor
-
-    def frequencies(self, head_dim: int, lengths: Any = None) -> jax.Array:
-        """Frequencies of a head: float32 [n/2] for n rotated channels of E = `head_dim`.
-
-        With `lengths` [..., T] of the tokens' documents, a scaling that waits for `at_length` gives
-        each token separate ones: [..., T, 1, n/2].
-
-        Raises:
-          ValueError: n is odd; the scaling does not fit it, or waits for `at_length`.
-        """
-        dim = self.rotary_dim(head_dim)
-        if lengths is None or self.scaling is None:
-            return frequencies(dim, self.base, self.scaling)
-        theta = self.scaling.of_lengths(angles.geometric(dim, self.base), lengths)
-        return theta[..., None, :]
 
     def rotary_dim(self, head_dim: int) -> int:
         """How many channels of the E = `head_dim` are rotated.
@@ -206,6 +179,48 @@ class RoPE(Encoding):
     def valid_length(self):
         """That of the scaling."""
         return None if self.scaling is None else self.scaling.valid_length()
+
+
+def fraction_field() -> Any:
+    """The field `fraction` of `Scaled`."""
+    return checked(1.0, "pass a number in (0, 1]", lambda v: is_real(v) and 0 < v <= 1)
+
+
+def scaling_field() -> Any:
+    """The field `scaling` of `Scaled`."""
+    fix = "pass a scaling of rope_scaling, such as yarn(…), or None"
+    return checked(None, fix, lambda v: v is None or isinstance(v, Scaling))
+
+
+@dataclasses.dataclass(frozen=True)
+class RoPE(Scaled):
+    """Rotates q and k. `fraction` < 1 rotates only that part of each head (partial rotary).
+
+    `scaling` (one of `rope_scaling`) acts on the frequencies of the part that is rotated, and its
+    attention factor multiplies that part.
+    """
+
+    base: float = above_field(1e4, 1)
+    fraction: float = fraction_field()
+    layout: str = one_of_field("half", LAYOUTS)
+    scaling: Scaling | None = scaling_field()
+
+    claims = Claims(real_positions=True)
+
+    def frequencies(self, head_dim: int, lengths: Any = None) -> jax.Array:
+        """Frequencies of a head: float32 [n/2] for n rotated channels of E = `head_dim`.
+
+        With `lengths` [..., T] of the tokens' documents, a scaling that waits for `at_length` gives
+        each token separate ones: [..., T, 1, n/2].
+
+        Raises:
+          ValueError: n is odd; the scaling does not fit it, or waits for `at_length`.
+        """
+        dim = self.rotary_dim(head_dim)
+        if lengths is None or self.scaling is None:
+            return frequencies(dim, self.base, self.scaling)
+        theta = self.scaling.of_lengths(angles.geometric(dim, self.base), lengths)
+        return theta[..., None, :]
 
     def terms(self, params, dims) -> tuple[Term, ...]:
         return (Rotation(self.rotate, self.rotate, by_length=self.waits),)

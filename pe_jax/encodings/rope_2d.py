@@ -13,44 +13,29 @@ Two conventions of frequencies: "shared", a series from 1 down for each axis (Qw
 """
 
 import dataclasses
+from typing import ClassVar
 
+from pe_jax.config_fields import above_field
 from pe_jax.encodings import rope_nd
-from pe_jax.encodings.base import Claims, Encoding
-from pe_jax.validation import is_real, require
+from pe_jax.validation import require
 
 SPECTRA = rope_nd.SPECTRA
 frequencies = rope_nd.frequencies
 
 
 @dataclasses.dataclass(frozen=True)
-class RoPE2D(Encoding):
+class RoPE2D(rope_nd.RoPEND):
     """Rotates q and k by row and column; `channels` of a head for each, by default half.
 
     Channels beyond `channels` pass unchanged. `normalized` is for positions in [-1, 1].
     """
 
-    base: float = 1e4
-    channels: tuple[int, int] | None = None
-    spectrum: str = "shared"
-    normalized: bool = False
-    layout: str = "half"
-
-    claims = Claims(axes=2, real_positions=True)
-
-    def __post_init__(self):
-        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        self._axial()  # checks the others
-
-    def _axial(self) -> rope_nd.RoPEND:
-        """The same scheme as a `RoPEND`."""
-        return rope_nd.RoPEND(2, *dataclasses.astuple(self))
+    axes: ClassVar[int] = 2  # pyright: ignore[reportIncompatibleVariableOverride]
+    base: float = above_field(1e4, 1)
 
     def check(self, dims):
         """The channels must fit the head; halves of it must be even."""
         fix = "two axes rotate pairs: use a multiple of 4, or set channels"
         ok = self.channels is not None or dims.head_dim % 4 == 0
         require(ok, "head_dim", dims.head_dim, fix)
-        self._axial().check(dims)
-
-    def terms(self, params, dims):
-        return self._axial().terms(params, dims)
+        super().check(dims)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pe_jax.config_fields import above_field, checked, one_of_field
 from pe_jax.encodings import rope
-from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.base import OnAxes
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import require_array
@@ -84,17 +84,12 @@ def rotate(
 
 
 @dataclasses.dataclass(frozen=True)
-class RoPEMixed(Encoding):
+class RoPEMixed(OnAxes):
     """Rotates q and k by learned mixtures of the axes; `base` gives initial values only."""
 
     base: float = above_field(10.0, 1)
     layout: str = one_of_field("interleaved", rope.LAYOUTS)
     axes: int = checked(2, "pass an integer of at least 2, or lerope", lambda v: is_int(v, 2))
-
-    @property
-    def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Claims of real positions with this number of axes."""
-        return Claims(axes=self.axes, real_positions=True)
 
     def check(self, dims):
         """Pairs in two directions need a multiple of 4 channels, others an even number."""

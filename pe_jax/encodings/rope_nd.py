@@ -24,7 +24,7 @@ import numpy as np
 
 from pe_jax.config_fields import checked, flag_field, one_of_field
 from pe_jax.encodings import rope
-from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.base import OnAxes
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
@@ -79,7 +79,7 @@ def _series(channels: Sequence[int], base, spectrum: str) -> list[np.ndarray]:
 
 
 @dataclasses.dataclass(frozen=True)
-class RoPEND(Encoding):
+class RoPEND(OnAxes):
     """Rotates q and k by `axes` numbers of a position, each with its own `channels` of a head.
 
     `channels` None gives each axis the same even number, as many as fit; channels beyond are
@@ -106,11 +106,6 @@ class RoPEND(Encoding):
         fix = f"pass an even number for each of {self.axes} axes, or None for equal parts"
         require(ok, "channels", channels, fix)
         _series(channels or (2,) * self.axes, self.base, self.spectrum)  # checks what is left
-
-    @property
-    def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Claims of real positions with this number of axes."""
-        return Claims(axes=self.axes, real_positions=True)
 
     def check(self, dims):
         """The channels must fit the head, with a pair for each axis."""

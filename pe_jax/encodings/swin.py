@@ -20,7 +20,7 @@ import numpy as np
 
 from pe_jax.config_fields import flag_field, int_field, stddev_field
 from pe_jax.encodings import learned_grid
-from pe_jax.encodings.base import Claims, Encoding, Params
+from pe_jax.encodings.base import Claims, Params, Shareable
 from pe_jax.encodings.terms import DistanceBias, PairBias
 from pe_jax.numerics.arrays import align, require_array, take
 from pe_jax.numerics.position_arrays import as_positions, check_axes, concrete
@@ -118,7 +118,7 @@ def _distances(height: int, width: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Swin(Encoding):
+class Swin(Shareable):
     """One scalar per head and distance on a window of `height` × `width`, in every layer.
 
     `class_token` adds BEiT's three entries for (-1, -1), as `positions.grid(height, width,
@@ -133,21 +133,14 @@ class Swin(Encoding):
 
     claims = Claims(axes=2)
 
-    def init_shared(self, key, dims):
-        """Table [H, (2·height - 1)(2·width - 1)], 3 more for a class token; if `shared`."""
-        return self._table(key, dims) if self.shared else {}
-
-    def init_layer(self, key, dims):
-        """The same table, unless `shared`."""
-        return {} if self.shared else self._table(key, dims)
-
-    def _table(self, key, dims):
+    def _init(self, key, dims):
+        """Table [H, (2·height - 1)(2·width - 1)], 3 more for a class token."""
         entries = _distances(self.height, self.width) + CLASS_ENTRIES * self.class_token
         shape = (dims.heads, entries)
         return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
 
     def terms(self, params, dims):
-        table = (params.shared if self.shared else params.layer)["table"]
+        table = self.arrays(params)["table"]
         if self.class_token:
             return (PairBias(self.class_lookup, table),)
         return (DistanceBias(self.lookup, table),)

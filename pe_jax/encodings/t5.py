@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.config_fields import flag_field, stddev_field
-from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.base import Claims, Shareable
 from pe_jax.encodings.terms import DistanceBias, Scale, Term
 from pe_jax.numerics.arrays import align, take
 from pe_jax.numerics.position_arrays import as_positions
@@ -83,7 +83,7 @@ def bucket(
 
 
 @dataclasses.dataclass(frozen=True)
-class T5(Encoding):
+class T5(Shareable):
     """One scalar per head and bucket, shared by all layers; scores are not scaled.
 
     `shared=False` gives each layer its own table (UMT5).
@@ -103,21 +103,14 @@ class T5(Encoding):
         """One-sided unless it is bidirectional."""
         return Claims(one_sided=not self.bidirectional)
 
-    def init_shared(self, key, dims):
-        """Table [H, num_buckets]; nothing where each layer has its own."""
-        return self._table(key, dims) if self.shared else {}
-
-    def init_layer(self, key, dims):
-        """Table [H, num_buckets]; nothing where the model shares one."""
-        return {} if self.shared else self._table(key, dims)
-
-    def _table(self, key, dims):
+    def _init(self, key, dims):
+        """Table [H, num_buckets]."""
         shape = (dims.heads, self.num_buckets)
         return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
 
     def terms(self, params, dims) -> tuple[Term, ...]:
         # T5 folds 1/sqrt(E) into the initial weights
-        table = (params.shared if self.shared else params.layer)["table"]
+        table = self.arrays(params)["table"]
         return Scale(1.0), DistanceBias(self.lookup, table, horizon=self.horizon())
 
     def lookup(self, table, distance):

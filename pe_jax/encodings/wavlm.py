@@ -62,7 +62,7 @@ class WavLM(T5):
     def terms(self, params, dims):
         gates = {name: params.layer[name] for name in ("weight", "bias", "scale")}
         state, horizon = State(gate_state, gates, width=1), self.horizon()
-        table = (params.shared if self.shared else params.layer)["table"]
+        table = self.arrays(params)["table"]
         return (RelativeState(self.entry, table, state=state, horizon=horizon),)
 
     def entry(self, table, distance):
