@@ -122,6 +122,7 @@ def test_what_a_scheme_does_not_have_is_an_error():
     for params, settings, words in (
         ({"table": table, "tabel": table}, {}, "t5 has no tabel"),
         ({"table": table}, {"max_distanc": 64}, "t5 has no max_distanc"),
+        ({"table": table}, {"rank": 2}, "t5 has no rank"),  # of another scheme
         ({}, {"max_distance": 64}, "table"),
     ):
         with pytest.raises(TypeError, match=words):

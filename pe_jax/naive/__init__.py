@@ -51,10 +51,24 @@ SINKS: dict[str, Callable] = {"sink": contextual.sink}
 # Instead of Σ weights·v: functions of a row, its weights and v [H, T, F].
 AVERAGES: dict[str, Callable] = {"rotated_values": rotary.rotated_values}
 UNNORMALIZED = {"stick_breaking"}  # no softmax: the weights are exp(score)
-# Settings that only give the sizes and initial values of parameters.
-_UNREAD = {"stddev", "length", "height", "width", "hidden", "c", "shared", "reset", "positions"}
-_UNREAD |= {"num_buckets", "spatial_buckets", "pos_att_type", "prefix", "method", "antialias"}
-_UNREAD |= {"rank", "from_input", "gain", "learned"}
+# Settings that only give the sizes and initial values of parameters, as `stddev`, and of which
+# schemes: any other that a form does not take is an error.
+_UNREAD = {
+    "length": "learned tupe bipe",
+    "num_buckets": "t5 wavlm layoutlmv3",
+    "shared": "t5 wavlm swin fire",
+    "hidden": "dape cpb dpb",
+    "width": "grape_ap inkling fire",
+    "height width": "learned_2d learned_grid",
+    "prefix method antialias": "learned_grid",
+    "spatial_buckets": "layoutlmv3",
+    "gain learned": "fope",
+    "pos_att_type": "deberta",
+    "from_input": "sink",
+    "positions": "cope",
+    "rank": "selective_rope",
+    "reset": "tupe",
+}
 
 
 def attention(
@@ -107,12 +121,16 @@ def _named(name: str, params: Mapping | None, settings: Mapping | None) -> dict:
     named = dict(settings or {}) | {n: np.asarray(x, float) for n, x in (params or {}).items()}
     tables = SCORES, INPUTS, VALUES, AVERAGES, SINKS
     functions = [table[name] for table in tables if name in table]
-    known = _UNREAD.union(*(inspect.signature(function).parameters for function in functions))
+    sizes = (settings for settings, names in _UNREAD.items() if name in names.split())
+    known = {"stddev", *" ".join(sizes).split()}.union(*map(_arguments, functions))
     if unknown := named.keys() - known:
         raise TypeError(f"naive {name} has no {' and no '.join(sorted(unknown))}")
     return named
 
 
 def _call(function: Callable, named: dict, *args) -> Array:
-    names = inspect.signature(function).parameters
-    return function(*args, **{n: x for n, x in named.items() if n in names})
+    return function(*args, **{n: x for n, x in named.items() if n in _arguments(function)})
+
+
+def _arguments(function: Callable) -> set[str]:
+    return {*inspect.signature(function).parameters}

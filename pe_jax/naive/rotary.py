@@ -1,5 +1,7 @@
 """Rotations. q is rotated by the distance of each pair: R_(m-n) q·k = (R_m q)·(R_n k)."""
 
+import functools
+
 import numpy as np
 
 from pe_jax.naive.bias import alibi
@@ -185,23 +187,6 @@ def bipe(row: Row, *, relative="rope", base=1e4) -> Array:
     return alibi(pieces) if relative == "alibi" else rope(pieces, base=base)
 
 
-def rope_2d(
-    row: Row, *, base=1e4, channels=None, spectrum="shared", normalized=False, layout="half"
-) -> Array:
-    """Heo et al., arXiv 2403.13298: the first pairs turn by the row, others by the column.
-
-    The channels (rows, columns), by default halves, have a series of frequencies each; spectrum
-    "alternating" (Pixtral) deals one series in turn. `normalized` (DINOv3) multiplies by 2π.
-    """
-    channels = channels or (row.q.shape[-1] // 2,) * 2
-    series = [frequencies(n, base) for n in channels]
-    if spectrum == "alternating":
-        series = [frequencies(sum(channels), base)[axis::2] for axis in (0, 1)]
-    unit = 2 * np.pi if normalized else 1
-    angles = [unit * row.distance[..., axis, None] * series[axis] for axis in (0, 1)]
-    return rotated(row, np.concatenate(angles, axis=-1), layout)
-
-
 def rope_mixed(row: Row, frequencies: Array, *, base=10.0, layout="interleaved", axes=2) -> Array:
     """Heo et al., arXiv 2403.13298: each head's pairs turn by mixtures of row and column.
 
@@ -270,7 +255,8 @@ def rope_nd(
     """Wan, arXiv 2503.20314 (released code): frame, row and column turn consecutive pairs.
 
     Each axis has a series of frequencies over its own channels, by default the largest even number
-    that all axes can have. The other settings as in `rope_2d`.
+    that all axes can have; spectrum "alternating" (Pixtral) deals one series in turn. `normalized`
+    (DINOv3) multiplies by 2π.
     """
     channels = channels or (2 * (row.q.shape[-1] // 2 // axes),) * axes
     bases = np.broadcast_to(base, axes)
@@ -280,6 +266,9 @@ def rope_nd(
     distance = np.repeat(row.distance, [len(theta) for theta in series], axis=-1)
     unit = 2 * np.pi if normalized else 1
     return rotated(row, unit * distance * np.concatenate(series), layout)
+
+
+rope_2d = functools.partial(rope_nd, axes=2)  # Heo et al., arXiv 2403.13298: row and column
 
 
 def mrope(
