@@ -58,6 +58,9 @@ def checked(default: Any, fix: str, ok: Callable[[Any], bool]) -> Any:
     return dataclasses.field(default=default, metadata={"fix": fix, "ok": ok})
 
 
+REQUIRED: Any = dataclasses.MISSING  # as a default: there is none
+
+
 def above_field(default: Any, low: float) -> Any:
     """A field for finite numbers above `low`."""
     return checked(default, f"pass a number above {low}", lambda v: is_real(v) and v > low)

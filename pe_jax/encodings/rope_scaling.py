@@ -24,10 +24,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.config_fields import REQUIRED, above_field, checked, int_field
 from pe_jax.encodings.base import Dims
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
-from pe_jax.encodings.scaling.base import Scaling, require_positive, require_tokens
+from pe_jax.encodings.scaling.base import (
+    Scaling,
+    length_field,
+    with_length,
+)
 from pe_jax.encodings.scaling.clipped import ClippedRoPE
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.encodings.scaling.riflex import RIFLEx
@@ -40,10 +45,7 @@ from pe_jax.validation import is_int, is_real, python_ints, require, shown
 class Linear(Scaling):
     """Position interpolation: all frequencies divided by `factor`."""
 
-    factor: float
-
-    def __post_init__(self):
-        require_positive(factor=self.factor)
+    factor: float = above_field(REQUIRED, 0)
 
     def __call__(self, theta, base=None):
         """θ_i / s."""
@@ -66,10 +68,7 @@ def _rebased(theta: np.ndarray, growth: Any) -> Any:
 class NTK(Scaling):
     """NTK-aware: a larger base, which divides the slowest frequency by `factor`."""
 
-    factor: float
-
-    def __post_init__(self):
-        require_positive(factor=self.factor)
+    factor: float = above_field(REQUIRED, 0)
 
     def __call__(self, theta, base=None):
         """θ_i · s^(-2i/(d-2))."""
@@ -80,15 +79,9 @@ class NTK(Scaling):
 class DynamicNTK(Scaling):
     """NTK-aware, by a factor that grows with `length`; unscaled up to `original_length`."""
 
-    factor: float
-    original_length: int
-    length: int | None = None
-
-    def __post_init__(self):
-        require_positive(factor=self.factor)
-        require_tokens(original_length=self.original_length)
-        if self.length is not None:
-            require_tokens(length=self.length)
+    factor: float = above_field(REQUIRED, 0)
+    original_length: int = int_field(REQUIRED, 1)
+    length: int | None = length_field()
 
     def __call__(self, theta, base=None):
         """NTK by s·L/L₀ - (s - 1), for L of at least L₀."""
@@ -103,10 +96,7 @@ class DynamicNTK(Scaling):
         growth = self._growth(jnp.maximum(lengths, self.original_length).astype(jnp.float32))
         return _rebased(theta, growth[..., None])
 
-    def at_length(self, length):
-        """With `length` replaced."""
-        require_tokens(length=length)
-        return dataclasses.replace(self, length=length)
+    at_length = with_length
 
     def valid_length(self):
         """`length`, at least L₀, up to which nothing is scaled; 0 without a length."""
@@ -121,17 +111,15 @@ class Llama3(Scaling):
     those of Llama 3.1 (factor 8), which Llama 3.2 shares (factor 32).
     """
 
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_length: int = 8192
+    factor: float = above_field(REQUIRED, 0)
+    low_freq_factor: float = above_field(1.0, 0)
+    high_freq_factor: float = above_field(4.0, 0)
+    original_length: int = int_field(8192, 1)
 
     def __post_init__(self):
         low, high = self.low_freq_factor, self.high_freq_factor
-        require_positive(factor=self.factor, low_freq_factor=low, high_freq_factor=high)
         fix = f"must be at least low_freq_factor={low!r}"
         require(high >= low, "high_freq_factor", high, fix)
-        require_tokens(original_length=self.original_length)
 
     def __call__(self, theta, base=None):
         """keep·θ + (1 - keep)·θ/s."""
@@ -149,13 +137,10 @@ class Proportional(Scaling):
     Unlike `RoPE.fraction`, which spreads all frequencies over the channels that it rotates.
     """
 
-    fraction: float
-    factor: float = 1.0
-
-    def __post_init__(self):
-        ok = is_real(self.fraction) and 0 <= self.fraction <= 1
-        require(ok, "fraction", self.fraction, "pass a number in [0, 1]")
-        require_positive(factor=self.factor)
+    fraction: float = checked(
+        REQUIRED, "pass a number in [0, 1]", lambda v: is_real(v) and 0 <= v <= 1
+    )
+    factor: float = above_field(1.0, 0)
 
     def __call__(self, theta, base=None):
         """θ_i / s for i < fraction·d/2, else 0."""

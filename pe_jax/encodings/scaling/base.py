@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pe_jax.config_fields import checked
 from pe_jax.validation import PlainFields, is_int, is_real, require
 
 
@@ -38,16 +39,19 @@ class Scaling(PlainFields):
         return None
 
 
-def require_positive(**fields: Any) -> None:
-    """Raises ValueError unless every field is a number above 0."""
-    for field, value in fields.items():
-        require(is_real(value) and value > 0, field, value, "pass a number above 0")
+def length_field() -> Any:
+    """The field `length` of a scaling that depends on it; None until `at_length` sets it."""
+    return checked(None, "pass an integer of at least 1", lambda v: v is None or is_int(v, 1))
 
 
-def require_tokens(least: int = 1, **fields: Any) -> None:
-    """Raises ValueError unless every field is a number of tokens."""
-    for field, value in fields.items():
-        require(is_int(value, least), field, value, f"pass an integer of at least {least}")
+def with_length(scaling: Any, length: int) -> Any:
+    """`at_length` of a scaling with such a field.
+
+    Raises:
+      ValueError: `length` is not a positive integer.
+    """
+    require(is_int(length, 1), "length", length, "pass an integer of at least 1")
+    return dataclasses.replace(scaling, length=length)
 
 
 def require_factor(value: Any) -> None:

@@ -12,8 +12,9 @@ import math
 
 import numpy as np
 
-from pe_jax.encodings.scaling.base import Scaling, require_tokens
-from pe_jax.validation import is_int, require, require_bool
+from pe_jax.config_fields import flag_field
+from pe_jax.encodings.scaling.base import Scaling
+from pe_jax.validation import is_int, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,18 +28,16 @@ class ClippedRoPE(Scaling):
 
     slowest: int | None = None
     original_length: int | None = None
-    hard: bool = False
+    hard: bool = flag_field(False)
 
     def __post_init__(self):
         exactly_one = (self.slowest is None) != (self.original_length is None)
         fix = f"pass this or original_length (it is {self.original_length!r}), not both"
         require(exactly_one, "slowest", self.slowest, fix)
-        if self.slowest is None:
-            require_tokens(original_length=self.original_length)
-        else:
-            ok = is_int(self.slowest, 0)
-            require(ok, "slowest", self.slowest, "pass a number of frequencies, 0 or more")
-        require_bool("hard", self.hard)
+        ok, fix = is_int(self.original_length, 1), "pass an integer of at least 1"
+        require(ok or self.slowest is not None, "original_length", self.original_length, fix)
+        ok = self.slowest is None or is_int(self.slowest, 0)
+        require(ok, "slowest", self.slowest, "pass a number of frequencies, 0 or more")
 
     def __call__(self, theta, base=None):
         """θ · ½(1 + cos) of the slowest n, or 0."""

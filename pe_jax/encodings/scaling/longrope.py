@@ -14,9 +14,23 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings.scaling.base import Scaling, require_factor, require_tokens
+from pe_jax.config_fields import REQUIRED, checked, int_field
+from pe_jax.encodings.scaling.base import (
+    Scaling,
+    length_field,
+    require_factor,
+    with_length,
+)
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_real, require
+
+FACTORS = "pass a list of numbers above 0, one per frequency"
+
+
+def is_factors(value: Any) -> bool:
+    """Whether these are numbers above 0, at least one."""
+    ok = isinstance(value, tuple) and len(value) > 0
+    return ok and all(is_real(x) and x > 0 for x in value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,22 +42,14 @@ class LongRoPE(Scaling):
     when the scaling is made: `dataclasses.replace` keeps it; pass None to compute it again.
     """
 
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
-    original_length: int
-    length: int | None = None
+    short_factor: tuple[float, ...] = checked(REQUIRED, FACTORS, is_factors)
+    long_factor: tuple[float, ...] = checked(REQUIRED, FACTORS, is_factors)
+    original_length: int = int_field(REQUIRED, 2)
+    length: int | None = length_field()
     factor: float | None = None
     attention_factor: Any = None
 
     def __post_init__(self):
-        for field in ("short_factor", "long_factor"):
-            value = getattr(self, field)
-            ok = isinstance(value, tuple) and len(value) > 0
-            ok = ok and all(is_real(x) and x > 0 for x in value)
-            require(ok, field, value, "pass a list of numbers above 0, one per frequency")
-        require_tokens(2, original_length=self.original_length)
-        if self.length is not None:
-            require_tokens(length=self.length)
         if self.attention_factor is None:
             factor: Any = self.factor
             ok = is_real(factor) and factor > 0
@@ -76,10 +82,7 @@ class LongRoPE(Scaling):
         short, long = (align(jnp.asarray(x, jnp.float32), beyond) for x in self._both(theta))
         return jnp.where(beyond, long, short)
 
-    def at_length(self, length):
-        """With `length` replaced."""
-        require_tokens(length=length)
-        return dataclasses.replace(self, length=length)
+    at_length = with_length
 
     def valid_length(self):
         """L₀ for a `length` up to it, None (all positions) for one beyond; 0 without a length."""

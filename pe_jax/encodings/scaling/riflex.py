@@ -16,7 +16,8 @@ import math
 
 import numpy as np
 
-from pe_jax.encodings.scaling.base import Scaling, require_positive, require_tokens
+from pe_jax.config_fields import REQUIRED, above_field, checked, int_field
+from pe_jax.encodings.scaling.base import Scaling
 from pe_jax.validation import is_int, is_real, require
 
 
@@ -27,25 +28,23 @@ class RIFLEx(Scaling):
     With `repetition` instead, it is the one whose period is nearest to that number of frames.
     """
 
-    factor: float
-    original_length: int
+    factor: float = above_field(REQUIRED, 0)
+    original_length: int = int_field(REQUIRED, 1)
     intrinsic: int | None = None
     repetition: int | None = None
-    margin: float = 0.9
+    margin: float = checked(0.9, "pass a number in (0, 1]", lambda v: is_real(v) and 0 < v <= 1)
 
     def __post_init__(self):
-        require_positive(factor=self.factor)
-        require_tokens(original_length=self.original_length)
         exactly_one = (self.intrinsic is None) != (self.repetition is None)
         fix = f"pass this or repetition (it is {self.repetition!r}), not both"
         require(exactly_one, "intrinsic", self.intrinsic, fix)
-        if self.repetition is not None:
-            require_tokens(repetition=self.repetition)
-        else:
-            ok = is_int(self.intrinsic, 1)
-            require(ok, "intrinsic", self.intrinsic, "pass which frequency: 1 is the fastest")
-        ok = is_real(self.margin) and 0 < self.margin <= 1
-        require(ok, "margin", self.margin, "pass a number in (0, 1]")
+        ok, fix = (
+            self.repetition is None or is_int(self.repetition, 1),
+            "pass an integer of at least 1",
+        )
+        require(ok, "repetition", self.repetition, fix)
+        ok = self.intrinsic is None or is_int(self.intrinsic, 1)
+        require(ok, "intrinsic", self.intrinsic, "pass which frequency: 1 is the fastest")
 
     def __call__(self, theta, base=None):
         """θ with θ_k at most margin·2π/(L₀·s)."""

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from pe_jax.encodings.scaling.base import Scaling, require_factor, require_positive, require_tokens
-from pe_jax.validation import is_real, require, require_bool
+from pe_jax.config_fields import REQUIRED, above_field, flag_field, int_field
+from pe_jax.encodings.scaling.base import Scaling, require_factor
+from pe_jax.validation import is_real, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,21 +32,18 @@ class YaRN(Scaling):
     `dataclasses.replace` keeps the attention factor: pass None to compute it again.
     """
 
-    factor: float
-    original_length: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    factor: float = above_field(REQUIRED, 0)
+    original_length: int = int_field(REQUIRED, 1)
+    beta_fast: float = above_field(32.0, 0)
+    beta_slow: float = above_field(1.0, 0)
     mscale: float | None = None
     mscale_all_dim: float | None = None
-    truncate: bool = True
+    truncate: bool = flag_field(True)
     attention_factor: Any = None
 
     def __post_init__(self):
-        require_positive(factor=self.factor, beta_fast=self.beta_fast, beta_slow=self.beta_slow)
         fix = f"must be at least beta_slow={self.beta_slow!r}"
         require(self.beta_fast >= self.beta_slow, "beta_fast", self.beta_fast, fix)
-        require_tokens(original_length=self.original_length)
-        require_bool("truncate", self.truncate)
         for field in ("mscale", "mscale_all_dim"):
             value = getattr(self, field)
             ok = value is None or (is_real(value) and value >= 0)
