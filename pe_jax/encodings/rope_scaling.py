@@ -198,13 +198,9 @@ def from_hf(
       ValueError: an unknown type or key (naming the nearest), a key that is missing, a value out of
         range, an odd number of rotated channels, M-RoPE, a dict of dicts.
     """
+    lengths = max_position_embeddings, original_max_position_embeddings
     base, fraction, name, fields = hugging_face.read(
-        rope_parameters,
-        head_dim=head_dim,
-        rope_theta=rope_theta,
-        partial_rotary_factor=partial_rotary_factor,
-        max_position_embeddings=max_position_embeddings,
-        original_max_position_embeddings=original_max_position_embeddings,
+        rope_parameters, head_dim, rope_theta, partial_rotary_factor, *lengths
     )
     scaling = None if name is None else SCALINGS[name](**fields)
     encoding = RoPE(base, fraction, scaling=scaling)
@@ -233,4 +229,4 @@ def to_hf(rope: RoPE, *, head_dim: int) -> dict[str, Any]:
     ok = rope.scaling is None or type(rope.scaling) in names
     require(ok, "scaling", rope.scaling, f"configs have {', '.join(names.values())}")
     name = None if rope.scaling is None else names[type(rope.scaling)]
-    return hugging_face.write(rope.base, rope.fraction, name, rope.scaling, head_dim)
+    return hugging_face.write(rope, name, head_dim)

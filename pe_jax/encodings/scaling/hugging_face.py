@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pe_jax.encodings.scaling.base import Scaling
+from pe_jax.encodings.rope import RoPE
 from pe_jax.validation import is_int, is_real, nearest, require, shown
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
@@ -96,24 +96,8 @@ def _first(*values: Any) -> Any:
     return next((x for x in values if x is not None), None)
 
 
-def _fraction(name: str, head_dim: int, partial: Any) -> float:
-    ok = is_real(partial) and 0 <= partial <= 1
-    require(ok, "partial_rotary_factor", partial, "pass a number in [0, 1]")
-    rotary_dim = head_dim if name == "proportional" else int(head_dim * partial)
-    fix = f"it leaves {rotary_dim} of {head_dim} channels to rotate; an even number is needed"
-    ok = rotary_dim == head_dim or (rotary_dim > 0 and rotary_dim % 2 == 0)
-    require(ok, "partial_rotary_factor", partial, fix)
-    return rotary_dim / head_dim
-
-
 def read(
-    rope_parameters: Mapping[str, Any] | None,
-    *,
-    head_dim: int,
-    rope_theta: float | None,
-    partial_rotary_factor: float | None,
-    max_position_embeddings: int | None,
-    original_max_position_embeddings: int | None,
+    rope_parameters: Any, head_dim: int, theta: Any, partial: Any, longest: Any, original: Any
 ) -> tuple[float, float, str | None, dict[str, Any]]:
     """(base, fraction, name of the scaling or None, its fields); see `rope_scaling.from_hf`."""
     require(is_int(head_dim, 1), "head_dim", head_dim, "pass the width of a head")
@@ -129,15 +113,21 @@ def read(
     name = _type(settings)
     _check_keys(settings, name)
 
-    base = _first(settings.get("rope_theta"), rope_theta, 1e4)
+    base = _first(settings.get("rope_theta"), theta, 1e4)
     require(is_real(base) and base > 1, "rope_theta", base, "pass a number above 1")
-    partial = _first(settings.get("partial_rotary_factor"), partial_rotary_factor, 1.0)
+    partial = _first(settings.get("partial_rotary_factor"), partial, 1.0)
     key = "max_position_embeddings"
-    longest = _first(max_position_embeddings, settings.get(key))
-    original = _first(original_max_position_embeddings, settings.get(f"original_{key}"))
+    longest = _first(longest, settings.get(key))
+    original = _first(original, settings.get(f"original_{key}"))
     for field, value in ((key, longest), (f"original_{key}", original)):
         require(value is None or is_int(value, 1), field, value, "pass a number of tokens")
-    fraction = _fraction(name, head_dim, partial)
+    ok = is_real(partial) and 0 <= partial <= 1
+    require(ok, "partial_rotary_factor", partial, "pass a number in [0, 1]")
+    rotary_dim = head_dim if name == "proportional" else int(head_dim * partial)
+    fix = f"it leaves {rotary_dim} of {head_dim} channels to rotate; an even number is needed"
+    ok = rotary_dim == head_dim or (rotary_dim > 0 and rotary_dim % 2 == 0)
+    require(ok, "partial_rotary_factor", partial, fix)
+    fraction = rotary_dim / head_dim
     fields = {k: settings[k] for k in TYPES[name] if k in settings and k not in UNREAD}
     fields = {k: v for k, v in fields.items() if v or k not in YARN}  # 0 counts as absent there
     if name == "default":
@@ -151,21 +141,15 @@ def read(
     return base, fraction, name, fields
 
 
-def write(
-    base: float, fraction: float, name: str | None, scaling: Scaling | None, head_dim: int
-) -> dict[str, Any]:
-    """The `rope_parameters` that `read` reads as these; without the length of "dynamic".
+def write(rope: RoPE, name: str | None, head_dim: int) -> dict[str, Any]:
+    """The `rope_parameters` that `read` reads as this RoPE; without the length of "dynamic".
 
-    Args:
-      base: of the frequencies.
-      fraction: of the channels that are rotated.
-      name: that of the scaling in `rope_scaling.SCALINGS`, or None.
-      scaling: the scaling, or None.
-      head_dim: E.
+    `name` is that of its scaling in `rope_scaling.SCALINGS`, or None.
     """
-    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
-    if fraction != 1:
-        parameters["partial_rotary_factor"] = partial(fraction, head_dim)
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.base}
+    if rope.fraction != 1:
+        parameters["partial_rotary_factor"] = partial(rope.fraction, head_dim)
+    scaling = rope.scaling
     if scaling is None:
         return parameters
     fields = {f.name: getattr(scaling, f.name) for f in dataclasses.fields(scaling)}
