@@ -230,11 +230,12 @@ def cape(
 
 def check_cape(global_shift: float, local_shift: float, scaling: float) -> None:
     """Raises ValueError for a negative shift, a scaling below 1, or a value that is not finite."""
-    for name, value, low in (
-        ("global_shift", global_shift, 0),
-        ("local_shift", local_shift, 0),
-        ("scaling", scaling, 1),
-    ):
+    _check_least(0, global_shift=global_shift, local_shift=local_shift)
+    _check_least(1, scaling=scaling)
+
+
+def _check_least(low: int, **values: Any) -> None:
+    for name, value in values.items():
         ok = is_real(value) and value >= low
         require(ok, name, value, f"pass a finite number of at least {low}")
 
@@ -260,9 +261,8 @@ def augmented(
       ValueError: a negative shift, `jitter` or `rescale` below 1, or a value that is not finite;
         positions without an axis.
     """
-    for name, value, low in (("shift", shift, 0), ("jitter", jitter, 1), ("rescale", rescale, 1)):
-        ok = is_real(value) and value >= low
-        require(ok, name, value, f"pass a finite number of at least {low}")
+    _check_least(0, shift=shift)
+    _check_least(1, jitter=jitter, rescale=rescale)
     require_key("key", key)
     positions = as_positions(positions, real=True).astype(jnp.float32)
     require(positions.ndim > 0, "positions", positions.shape, "pass axes last, [..., A]")

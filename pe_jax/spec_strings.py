@@ -89,12 +89,8 @@ def _pattern(node: ast.expr, nested: str, known: tuple[str, ...]) -> Pattern:
             layers = _pattern(left, nested, known)
             return tuple(Layer(layer.summands, _merged(new, layer)) for layer in layers)
     forms = "name, name(field=value), a+b, a*3, or a,b" + f" or a@{known[0]}=3" * bool(known)
-    raise ConfigError(f"cannot read {shown(_unparsed(node), 80)}; write {forms}")
-
-
-def _unparsed(node: ast.expr) -> str:
-    """The node as it was written."""
-    return re.sub(r" @ (\w+)\(([^()]*)\)", r"@\1=\2", ast.unparse(node))
+    written = re.sub(r" @ (\w+)\(([^()]*)\)", r"@\1=\2", ast.unparse(node))
+    raise ConfigError(f"cannot read {shown(written, 80)}; write {forms}")
 
 
 def _number(name: str, value: ast.expr, known: tuple[str, ...]) -> int:

@@ -8,6 +8,8 @@ Both follow the scheme of T5 (arXiv 1910.10683, §2.1) with other groups, and on
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -70,26 +72,23 @@ class _Table(Encoding):
     _: dataclasses.KW_ONLY
     stddev: float = stddev_field()
 
-    def _rows(self) -> int:
-        raise NotImplementedError
-
-    def _index(self, distance):
-        raise NotImplementedError
-
-    def _horizon(self) -> tuple[int, int]:
+    def _groups(self) -> tuple[int, int, Callable]:
+        """How many rows, the distance from which on they do not change, and the row of each."""
         raise NotImplementedError
 
     def init_shared(self, key, dims):
         """Table [H, rows]."""
-        shape = (dims.heads, self._rows())
+        shape = (dims.heads, self._groups()[0])
         return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
 
     def terms(self, params, dims):
-        return (DistanceBias(self.lookup, params.shared["table"], horizon=self._horizon()),)
+        _, last, _ = self._groups()
+        return (DistanceBias(self.lookup, params.shared["table"], horizon=(-last, last)),)
 
     def lookup(self, table, distance):
         """table[h, index(d)]: [H, *n]."""
-        return take(table, self._index(distance), 1, self._rows())
+        rows, _, index = self._groups()
+        return take(table, index(distance), 1, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +101,10 @@ class Buckets(_Table):
     def __post_init__(self):
         _check_edges(self.edges)
 
-    def _rows(self):
-        return (len(self.edges) + 1) * (2 if self.directional else 1)
-
-    def _index(self, distance):
-        return bucket(distance, self.edges, self.directional)
-
-    def _horizon(self):
-        return -self.edges[-1] - 1, self.edges[-1] + 1
+    def _groups(self):
+        rows = (len(self.edges) + 1) * (2 if self.directional else 1)
+        index = functools.partial(bucket, edges=self.edges, directional=self.directional)
+        return rows, self.edges[-1] + 1, index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +113,5 @@ class Clipped(_Table):
 
     clip: int = int_field(64, 1)
 
-    def _rows(self):
-        return 2 * self.clip + 1
-
-    def _index(self, distance):
-        return clipped(distance, self.clip)
-
-    def _horizon(self):
-        return -self.clip, self.clip
+    def _groups(self):
+        return 2 * self.clip + 1, self.clip, functools.partial(clipped, clip=self.clip)

@@ -12,6 +12,7 @@ The logarithm is never taken: the thresholds of ceil(log(n/mid)/log((max_distanc
 are found in whole numbers. (Written with float logs, torch and jitted JAX disagree at 511.)
 """
 
+import bisect
 import dataclasses
 import functools
 
@@ -48,12 +49,9 @@ def thresholds(buckets: int, max_distance: int) -> np.ndarray:
 
     def first(j: int) -> int:
         """The smallest n with ceil(log(n/mid)/log((max-1)/mid)·(mid-1)) > j."""
-        low, high = mid + 1, max_distance**2
-        while low < high:  # bisection on n^(mid-1)·mid^j > (max-1)^j·mid^(mid-1)
-            n = (low + high) // 2
-            reached = n ** (mid - 1) * mid**j > (max_distance - 1) ** j * mid ** (mid - 1)
-            low, high = (low, n) if reached else (n + 1, high)
-        return low
+        reached, edge = (lambda n: n ** (mid - 1) * mid**j), (max_distance - 1) ** j
+        distances = range(mid + 1, max_distance**2)
+        return mid + 1 + bisect.bisect_right(distances, edge * mid ** (mid - 1), key=reached)
 
     return np.asarray([first(j) for j in range(mid)], np.int64)
 

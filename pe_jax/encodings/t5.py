@@ -13,6 +13,7 @@ The logarithm is never taken: bucket j begins at the first integer n with
 which is decided in whole numbers, once. (In bfloat16 the logarithm errs at 76 and 112.)
 """
 
+import bisect
 import dataclasses
 import functools
 
@@ -34,13 +35,9 @@ def thresholds(num_buckets: int, max_distance: int) -> np.ndarray:
     exact = num_buckets // 2
     large = num_buckets - exact
 
-    def first(j: int) -> int:
-        low, high = exact, max_distance
-        while low < high:  # bisection on n^large · exact^j ≥ max_distance^j · exact^large
-            n = (low + high) // 2
-            reached = n**large * exact**j >= max_distance**j * exact**large
-            low, high = (low, n) if reached else (n + 1, high)
-        return low
+    def first(j: int) -> int:  # n^large · exact^j ≥ max_distance^j · exact^large
+        reached, edge = (lambda n: n**large * exact**j), max_distance**j * exact**large
+        return exact + bisect.bisect_left(range(exact, max_distance), edge, key=reached)
 
     return np.asarray([*range(1, exact), *map(first, range(large))], np.int32)
 

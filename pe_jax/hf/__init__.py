@@ -58,7 +58,9 @@ def encodings(config: Any, like: str | None = None) -> tuple[LayerEncoding, ...]
     try:
         return _read(_as_dict(config), like)
     except ValueError as error:
-        raise ValueError(_one_line(error)) from None
+        text = " ".join(str(error).split())
+        text = text if len(text) < 500 else f"{text[:450]} … {text[-40:]}"
+        raise ValueError(text) from None
 
 
 def with_scaling(config: Any, scaling: Scaling | None) -> dict[str, Any]:
@@ -246,8 +248,3 @@ def _alike(config: Mapping[str, Any]) -> str:
             config.get(name) is not None for name in {*keys.known} - {*LENGTHS}
         )
     return max(counts, key=lambda model_type: counts[model_type], default="")
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) < 500 else f"{text[:450]} … {text[-40:]}"

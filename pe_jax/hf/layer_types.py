@@ -215,11 +215,6 @@ def exaone4_layers(keys: Keys, layers: int) -> list[str]:
     return [SLIDING if on and (i + 1) % period else FULL for i in range(layers)]
 
 
-def all_full(keys: Keys, layers: int) -> list[str]:
-    """No window, unless `layer_types` says so."""
-    return [FULL] * layers
-
-
 def all_indexed(keys: Keys, layers: int) -> list[str]:
     """An indexer in all layers (DeepSeek-V3.2)."""
     return [INDEXED] * layers

@@ -181,10 +181,5 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
     lengths = (n for n in range(1, count + 1) if count % n == 0)
     length = next(n for n in lengths if specs == specs[:n] * (count // n))
     runs = ((key, len(list(run))) for key, run in itertools.groupby(specs[:length]))
-    return ",".join(_repeated(spec, is_sum, times) for (spec, is_sum), times in runs)
-
-
-def _repeated(spec: str, is_sum: bool, times: int) -> str:
-    if times == 1:
-        return spec
-    return f"({spec})*{times}" if is_sum else f"{spec}*{times}"
+    marked = ((f"({spec})" if is_sum and n > 1 else spec, n) for (spec, is_sum), n in runs)
+    return ",".join(spec if n == 1 else f"{spec}*{n}" for spec, n in marked)

@@ -144,9 +144,11 @@ class Rotary(Family):
                 keys.get(key)  # of a rotation that is switched off
         encodings = self._encodings(keys, widths) if any(turns) else {}
         unrotated = self._unrotated(keys)
-        norm = self._qk_norm(keys)
+        norm = self.qk_norm if isinstance(self.qk_norm, bool) else keys.flag(*self.qk_norm)
         scales = {layer_type: self._scale(keys, widths[layer_type]) for layer_type in widths}
-        cap, chunk = self._cap(keys), None
+        cap, chunk = None, None
+        if self.cap is not None and not keys.has_none(self.cap[0]):
+            cap = keys.real(self.cap[0], default=self.cap[1])
         if CHUNKED in types:
             fix = "layers of type 'chunked_attention' need a number of tokens"
             require(not keys.has_none("attention_chunk_size"), "attention_chunk_size", None, fix)
@@ -293,16 +295,6 @@ class Rotary(Family):
         require(same, "per_layer_config", layers, "layers of one type must have one head_dim")
         return widths_of[layer_type]
 
-    def _cap(self, keys: Keys) -> float | None:
-        if self.cap is None or keys.has_none(self.cap[0]):
-            return None
-        return keys.real(self.cap[0], default=self.cap[1])
-
-    def _qk_norm(self, keys: Keys) -> bool:
-        if isinstance(self.qk_norm, bool):
-            return self.qk_norm
-        return keys.flag(*self.qk_norm)
-
     def _scale(self, keys: Keys, head_dim: int) -> float | None:
         scale = self.fixed_scale
         if self.scale is not None:
@@ -393,10 +385,7 @@ class Rotary(Family):
 
     def _encoding(self, keys: Keys, fields: dict, head_dim: int, base: float, partial) -> Encoding:
         sections, beta = self._special(fields)
-        if self.original is not None:
-            original = keys.get("original_max_position_embeddings", default=self.original)
-        else:
-            original = keys.get("original_max_position_embeddings")
+        original = keys.get("original_max_position_embeddings", default=self.original)
         scaled = fields.get("rope_type", fields.get("type", "default")) != "default"
         names = ("max_position_embeddings", "n_positions") if scaled else ()  # else they may differ
         rope = rope_scaling.from_hf(

@@ -119,7 +119,8 @@ def attention_fn(
         name = type(encoding).__name__
         raise ValueError(f"positions=None: {name} has {axes} axes; pass integers [S, {axes}]")
     tokens = segments, positions, q_positions
-    bare = any(map(_is_array, jax.tree.leaves(params, is_leaf=_is_variable)))
+    leaves = jax.tree.leaves(params, is_leaf=_is_variable)
+    bare = any(isinstance(x, jax.Array | np.ndarray) for x in leaves)
     kind = LinenAttentionFn if bare else NNXAttentionFn
     return kind(windowed, dims, causal, params, *tokens)
 
@@ -304,10 +305,6 @@ class LinenAttentionFn(AttentionFn):
 
 def _is_variable(x) -> bool:
     return isinstance(x, nnx.Variable)
-
-
-def _is_array(x) -> bool:
-    return isinstance(x, jax.Array | np.ndarray)
 
 
 def _by_value(x) -> Any:

@@ -17,14 +17,12 @@ def between(steps: Array) -> Array:
     return sums
 
 
-def forget_gates(x: Array, weight: Array, bias: Array) -> Array:
-    """FoX's f_t = sigmoid(w_h·x_t + b_h): [T, H] for x [T, D]."""
-    return sigmoid(x @ weight + bias)
-
-
 def fox(row: Row, weight: Array, bias: Array) -> Array:
-    """Lin et al., "Forgetting Transformer", arXiv 2503.02130: plus Σ log f_l, j < l ≤ i."""
-    return products(row) + between(np.log(forget_gates(row.x, weight, bias)))
+    """Lin et al., "Forgetting Transformer", arXiv 2503.02130: plus Σ log f_l, j < l ≤ i.
+
+    f = sigmoid(w·x + b).
+    """
+    return products(row) + between(np.log(sigmoid(row.x @ weight + bias)))
 
 
 def cable(row: Row, weight: Array, bias: Array) -> Array:

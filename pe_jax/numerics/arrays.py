@@ -102,7 +102,8 @@ def take(
     of_pairs = table.ndim == 2 and axis == 1 and index.ndim > 1
     few = rows is not None and rows <= FEW_ROWS
     if of_pairs and few and not explicit and jax.default_backend() == "tpu":
-        return _by_product(table, index)
+        ones = jax.nn.one_hot(index, table.shape[1], dtype=table.dtype)
+        return jnp.einsum("hn,...n->h...", table, ones, precision=jax.lax.Precision.HIGHEST)
     if explicit:
         of_table, of_index = (jax.typeof(x).sharding.spec for x in (table, index))
         spec = PartitionSpec(*of_table[:axis], *of_index, *of_table[axis + 1 :])
@@ -112,9 +113,3 @@ def take(
 def explicit_axes() -> bool:
     """Whether the mesh in force has Explicit axes."""
     return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
-
-
-def _by_product(table: jax.Array, index: jax.Array) -> jax.Array:
-    """table[:, index] of a table [H, n], as an exact product with one-hot rows."""
-    ones = jax.nn.one_hot(index, table.shape[1], dtype=table.dtype)
-    return jnp.einsum("hn,...n->h...", table, ones, precision=jax.lax.Precision.HIGHEST)

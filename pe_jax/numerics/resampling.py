@@ -11,10 +11,6 @@ from pe_jax.validation import is_int, is_real, python_ints, require, require_boo
 METHODS = ("bilinear", "bicubic")
 
 
-def _linear(x: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - np.abs(x), 0)
-
-
 def _cubic(x: np.ndarray, a: float) -> np.ndarray:
     """Keys's cubic convolution (1981, eq. 4): 1 at 0, 0 at the other integers and from 2 on."""
     x = np.abs(x)
@@ -53,7 +49,9 @@ def weights(
     margin = 0 if antialias else 2
     taps = np.arange(-margin, size + margin)
     away = (taps - centres[:, None]) / filter_scale
-    kernel = _linear(away) if method == "bilinear" else _cubic(away, -0.5 if antialias else -0.75)
+    kernel = np.maximum(1 - np.abs(away), 0)
+    if method == "bicubic":
+        kernel = _cubic(away, -0.5 if antialias else -0.75)
     matrix = np.zeros((to, size))
     np.add.at(matrix.T, np.clip(taps, 0, size - 1), kernel.T)
     return matrix / matrix.sum(1, keepdims=True)

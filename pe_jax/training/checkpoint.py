@@ -84,7 +84,8 @@ class Checkpoints:
             meta=ocp.args.JsonSave(meta),
         )
         with SAVE_LOCK, self._all_or_nothing(step, state), _silent_threads():
-            self._check_space(state)
+            if _bytes(state) / jax.process_count() > self._free():
+                raise OSError("no space left on the disk; free some, or choose another workdir")
             if step in self.manager.all_steps():  # killed before its manifest was written
                 self.manager.delete(step)
             self.manager.save(step, args=items, force=True)
@@ -116,11 +117,6 @@ class Checkpoints:
                 f" {_bytes(state):,} bytes, {free} are free); the last good step is"
                 f" {self._last_good(step)}"
             ) from error
-
-    def _check_space(self, state: Any) -> None:
-        """Raises OSError if the disk is too full for this process' part of a state."""
-        if _bytes(state) / jax.process_count() > self._free():
-            raise OSError("no space left on the disk; free some, or choose another workdir")
 
     def _free(self) -> float:
         """Bytes that are free where the folder is."""

@@ -77,12 +77,14 @@ def _names(folder: Path) -> list[str]:
 
 
 def _hash(folder: Path, names: list[str]) -> list[str]:
-    def file_hash(name: str) -> str:
-        with (folder / name).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
     with futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing releases Python's lock
-        return list(pool.map(file_hash, names))
+        return list(pool.map(file_hash, [folder / name for name in names]))
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -1,13 +1,12 @@
 """Corpora prepared by TensorFlow Datasets as array_record files, read without TensorFlow."""
 
 import dataclasses
-import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pe_jax.training import corpus
+from pe_jax.training import corpus, manifest
 from pe_jax.training.paths import local
 from pe_jax.training.splits import named_split
 from pe_jax.validation import ConfigError
@@ -149,8 +148,7 @@ def _fill(splits: dict[str, Any], sizes: dict[str, int]) -> None:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return manifest.file_hash(path)
     except OSError as error:
         raise ConfigError(
             f"data: cannot read {path} ({error.strerror}); restore it or prepare the data set again"

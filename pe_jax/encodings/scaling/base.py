@@ -44,14 +44,14 @@ def length_field() -> Any:
     return checked(None, "pass an integer of at least 1", lambda v: v is None or is_int(v, 1))
 
 
-def with_length(scaling: Any, length: int) -> Any:
+def with_length(self: Any, length: int) -> Any:
     """`at_length` of a scaling with such a field.
 
     Raises:
       ValueError: `length` is not a positive integer.
     """
     require(is_int(length, 1), "length", length, "pass an integer of at least 1")
-    return dataclasses.replace(scaling, length=length)
+    return dataclasses.replace(self, length=length)
 
 
 def require_factor(value: Any) -> None:
