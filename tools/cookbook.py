@@ -13,7 +13,8 @@ import re
 from collections.abc import Sequence
 
 from pe_jax.hf import FAMILIES, Extras, LayerEncoding, encodings, pattern, weights
-from pe_jax.hf.families import HUB, NEAREST, READ_IN_CODE
+from pe_jax.hf.families import NEAREST
+from pe_jax.hf.parents import listed
 from tools.cookbook_rows import PAGE, TABLE, TEXT, Row, table_rows
 
 HEAD = ("model", "config string", "besides", "position weights", "the trap", "checked")
@@ -129,10 +130,8 @@ def section() -> str:
     lines += [
         f"| {doc} | {', '.join(f'`{k}`' for k in types)} |" for doc, types in groups().items()
     ]
-    outside = [
-        ", ".join(f"`{model_type}`" for model_type in x)
-        for x in (READ_IN_CODE, [k for k in HUB if k not in READ_IN_CODE])
-    ]
+    hub = listed("hub").items()
+    outside = [", ".join(f"`{x}`" for x, known in hub if known == by) for by in ("code", "keys")]
     lines += ["", "Not in transformers, but in code of their own: the attention of these was read"]
     lines += [f"there ({outside[0]}); these are known by the keys of their configs ({outside[1]})."]
     lines += ["", "What is not read, and why:", "", "| why | model types |", "| --- | --- |"]

@@ -16,7 +16,7 @@ from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.transformer_xl import TransformerXL
 from pe_jax.encodings.wavlm import WavLM
 from pe_jax.hf.keys import LENGTHS, Keys
-from pe_jax.hf.layers import Extras, Family, LayerEncoding
+from pe_jax.hf.layers import ENCODER, Extras, Family, LayerEncoding
 from pe_jax.hf.rotary import Rotary
 from pe_jax.validation import require
 
@@ -85,8 +85,8 @@ class DeBERTaFamily(Family):
         # the scale counts the terms in pos_att_type, even without relative_attention
         scale = ((1 + len(products)) * head_dim) ** -0.5 if products and not relative else None
         encoding = parts[0] if len(parts) == 1 else Sum(tuple(parts)) if parts else Encoding()
-        more = {"causal": False, "stack": "encoder", "scale": scale, "extras": extras}
-        return [LayerEncoding(encoding, head_dim, **more)] * keys.layers()
+        layer = LayerEncoding(encoding, head_dim, scale=scale, extras=extras, **ENCODER)
+        return [layer] * keys.layers()
 
     def _products(self, keys: Keys) -> tuple[str, ...]:
         value = keys.get("pos_att_type", default=())
@@ -170,8 +170,8 @@ class WavLMFamily(Family):
         for key in ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups"):
             keys.get(key)
         keys.get("conv_pos_kernel_size")  # data2vec's
-        more = {"causal": False, "stack": "encoder", "extras": Extras(conv_positions=True)}
-        return [LayerEncoding(encoding, keys.head_dim(), **more)] * keys.layers()
+        extras = Extras(conv_positions=True)
+        return [LayerEncoding(encoding, keys.head_dim(), extras=extras, **ENCODER)] * keys.layers()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,8 +189,8 @@ class MPNet(Family):
         require(length > pad + 1, LENGTHS[0], length, f"must exceed pad_token_id + 1 = {pad + 1}")
         edges = tuple(int(n) - 1 for n in t5.thresholds(count // 2, 128))
         encoding = Sum((Learned(length - pad - 1), Buckets(edges, directional=True)))
-        more = {"causal": False, "stack": "encoder", "first_row": pad + 1}
-        return [LayerEncoding(encoding, keys.head_dim(), **more)] * keys.layers()
+        layer = LayerEncoding(encoding, keys.head_dim(), first_row=pad + 1, **ENCODER)
+        return [layer] * keys.layers()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,9 +210,8 @@ class LayoutLMv3Family(Family):
             keys.integer("rel_2d_pos_bins", default=64),
             keys.integer("max_rel_2d_pos", default=256),
         )
-        more = {"causal": False, "stack": "encoder"}
         extras = Extras(learned_positions=True, learned_boxes=True)
-        return [LayerEncoding(encoding, keys.head_dim(), extras=extras, **more)] * keys.layers()
+        return [LayerEncoding(encoding, keys.head_dim(), extras=extras, **ENCODER)] * keys.layers()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,8 +257,7 @@ class Conformer(Family):
             encoding = TransformerXL()
         else:
             encoding = Shaw(max(left, right), values=False)
-        layer = LayerEncoding(encoding, keys.head_dim(), causal=False, stack="encoder")
-        return [layer] * keys.layers()
+        return [LayerEncoding(encoding, keys.head_dim(), **ENCODER)] * keys.layers()
 
 
 # Models whose code is only on the Hub.

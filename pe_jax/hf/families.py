@@ -21,7 +21,7 @@ from pe_jax.hf.biases import (
 )
 from pe_jax.hf.deepseek_v4 import DeepSeekV4
 from pe_jax.hf.inkling import InklingFamily
-from pe_jax.hf.layers import Extras
+from pe_jax.hf.layers import ENCODER, Extras
 from pe_jax.hf.mla import MLA
 from pe_jax.hf.parents import DATA, listed
 from pe_jax.hf.rotary import Base, Rotary, Step, Zamba
@@ -76,27 +76,16 @@ FAMILIES: dict[str, Any] = {
 
 GEMMA2 = FAMILIES["gemma2"], "t5_gemma_module"
 MOONSHINE = Rotary(layout="interleaved", partial=0.9)
-ENCODES: dict[str, Any] = {"causal": False, "stack": "encoder"}
 FAMILIES |= {
-    "t5gemma": Halves(((dataclasses.replace(GEMMA2[0], **ENCODES), GEMMA2[1]), GEMMA2)),
+    "t5gemma": Halves(((dataclasses.replace(GEMMA2[0], **ENCODER), GEMMA2[1]), GEMMA2)),
     "dia": Halves(
         ((FAMILIES["dia_encoder"], "dia_encoder"), (FAMILIES["dia_decoder"], "dia_decoder")),
         "_config",
     ),
     "moonshine": Halves(
-        ((dataclasses.replace(MOONSHINE, **ENCODES), "moonshine"), (MOONSHINE, "moonshine")), "_"
+        ((dataclasses.replace(MOONSHINE, **ENCODER), "moonshine"), (MOONSHINE, "moonshine")), "_"
     ),
 }
-
-# With code on the Hub only: types whose attention was read there, and types known by their keys.
-READ_IN_CODE = (
-    "aquila baichuan bailing_moe bailing_moe_v2 chatglm internlm2 minicpm orion qwen xverse".split()
-)
-HUB = "exaone deepseek yi Yi skywork zhinao mimo stablelm_epoch RefinedWeb RefinedWebModel"
-HUB = (
-    f"{HUB} kimi_k2 exaone4_5_text internlm telechat3 sparsellama youtu_llm phi3_v phi4mm phi-msft"
-)
-HUB = [*READ_IN_CODE, *f"{HUB} mimo_v2 minimax_m3 deepseek_ref nemotron-nas".split()]
 
 # Positions in the scores.
 CONVOLVED = "wav2vec2 hubert unispeech unispeech-sat data2vec-audio sew"

@@ -123,6 +123,9 @@ class LayerEncoding(PlainFields):
         return dataclasses.replace(self, extras=dataclasses.replace(self.extras, **fields))
 
 
+ENCODER: dict[str, Any] = {"causal": False, "stack": "encoder"}
+
+
 class Family:
     """Reads the configs of a class of models.
 

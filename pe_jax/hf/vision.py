@@ -13,10 +13,9 @@ from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.swin import Swin
 from pe_jax.hf.keys import LAYERS, Keys
-from pe_jax.hf.layers import Extras, Family, LayerEncoding
+from pe_jax.hf.layers import ENCODER, Extras, Family, LayerEncoding
 from pe_jax.validation import is_int, is_real, require, shown
 
-SEEN = {"causal": False, "stack": "encoder"}
 TABLES = ("num_position_embeddings", "pos_emb_height", "pos_emb_width", "posemb_grid_size")
 TABLES += ("max_position_embeddings",)
 
@@ -93,7 +92,7 @@ class Axial(Family):
             prefix = 1 + keys.integer("num_register_tokens", default=0, low=0)
             for key in ("shift", "jitter", "rescale"):
                 keys.get(f"pos_embed_{key}")  # of positions, in training
-        layer = LayerEncoding(encoding, head_dim, prefix=prefix, extras=self.extras, **SEEN)
+        layer = LayerEncoding(encoding, head_dim, prefix=prefix, extras=self.extras, **ENCODER)
         count = keys.layers(*self.layers)
         if not self.windowed:
             return [layer] * count
@@ -119,7 +118,7 @@ class Sinusoids(Family):
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         _patches(keys, 224, 16)
-        layer = LayerEncoding(Sinusoidal2D(), keys.head_dim(), prefix=1, **SEEN)
+        layer = LayerEncoding(Sinusoidal2D(), keys.head_dim(), prefix=1, **ENCODER)
         return [layer] * keys.layers()
 
 
@@ -162,7 +161,7 @@ class Patches(Family):
         encoding: Encoding = LearnedGrid(*sides, self.tokens, self.method, self.antialias)
         if self.optional and not keys.flag("use_absolute_position_embeddings", default=True):
             encoding = Encoding()
-        layer = LayerEncoding(encoding, keys.head_dim(), prefix=prefix, **SEEN)
+        layer = LayerEncoding(encoding, keys.head_dim(), prefix=prefix, **ENCODER)
         return [layer] * keys.layers()
 
 
@@ -179,7 +178,7 @@ class BEiT(Family):
         }
         schemes = tuple(encoding for name, encoding in switches.items() if keys.flag(name))
         encoding = schemes[0] if len(schemes) == 1 else Sum(schemes) if schemes else Encoding()
-        return [LayerEncoding(encoding, keys.head_dim(), **SEEN)] * keys.layers()
+        return [LayerEncoding(encoding, keys.head_dim(), **ENCODER)] * keys.layers()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +219,7 @@ class SwinFamily(Family):
             for index in range(depth):
                 place = "shifted" if index % 2 and not whole else "aligned"
                 extras = Extras(cosine_scores=self.v2, image_window=place)
-                entries.append(LayerEncoding(encoding, channels // count, extras=extras, **SEEN))
+                entries.append(LayerEncoding(encoding, channels // count, extras=extras, **ENCODER))
         return entries
 
     def _stages(self, keys: Keys, name: str) -> Sequence[int]:

@@ -112,5 +112,5 @@ ELSEWHERE = (
     "voxtral_realtime_text",
     "zamba",
     "dbrx",
-    *hf.families.HUB,
+    *hf.parents.listed("hub"),
 )  # below, or the same
