@@ -13,6 +13,7 @@ global one. `rope_scaling` has the scalings of the frequencies for longer contex
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,7 @@ def waves(angle: jax.Array, attention_factor: float = 1.0) -> tuple[jax.Array, j
     return jax.lax.optimization_barrier(pair)
 
 
+@functools.partial(jax.jit, static_argnames="layout", inline=True)  # outside of jit one program
 def turn(x: jax.Array, cos: jax.Array, sin: jax.Array, layout: str = "half") -> jax.Array:
     """The first 2F channels of x [..., T, H, E], in pairs as complex numbers, times cos + i·sin.
 
@@ -232,5 +234,10 @@ class RoPE(Scaled):
 
     def rotate(self, _, x, positions, lengths=None):
         """R_m x: [..., T, H, E], in documents of `lengths` [..., T]."""
-        angle = angles.angles(positions, self.frequencies(x.shape[-1], lengths))
-        return turn(x, *waves(angle[..., None, :], self.attention_factor), self.layout)
+        return _rotate(self, x, angles.checked(positions), lengths)
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # outside of jit one program, not twenty
+def _rotate(encoding: RoPE, x: jax.Array, positions: jax.Array, lengths: Any) -> jax.Array:
+    angle = angles.angles(positions, encoding.frequencies(x.shape[-1], lengths))
+    return turn(x, *waves(angle[..., None, :], encoding.attention_factor), encoding.layout)

@@ -22,6 +22,7 @@ from pe_jax.engines.attention_spec import AttentionSpec
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
 
 
+@functools.partial(jax.jit, inline=True)  # outside of jit one program
 def multiply(q: jax.Array, k: jax.Array) -> jax.Array:
     """[B, H, T, E] and [B, K, S, E]: float32 [B, H, T, S]. Each key is read once."""
     rows = _by_key_head(q, k)
@@ -29,6 +30,7 @@ def multiply(q: jax.Array, k: jax.Array) -> jax.Array:
     return s.reshape(*q.shape[:3], k.shape[2])
 
 
+@functools.partial(jax.jit, inline=True)
 def average(weights: jax.Array, v: jax.Array) -> jax.Array:
     """Weights [B, H, T, S] times values [B, K, S, F]: float32 [B, H, T, F]."""
     rows = _by_key_head(weights.astype(v.dtype), v)

@@ -121,7 +121,7 @@ def rotated(
     k_states = (x if term.key_width else None for term, x in zip(terms, states[1], strict=True))
     q_side = Side(q_x, q if "q" in raw else None, states[0])
     k_side = Side(k_x, k if "k" in raw else None, tuple(k_states))
-    return jax.tree.map(heads_first, (q_side, k_side, values))
+    return heads_first((q_side, k_side, values))
 
 
 def finish(
@@ -159,9 +159,10 @@ def nan_beyond(length: int | None, sides: tuple[Tokens, ...], results: tuple) ->
     return jax.tree.map(lambda x: jnp.where(rows, jnp.nan, x), results)
 
 
-def heads_first(x: jax.Array) -> jax.Array:
-    """[*B, T, H, E] → [B, H, T, E]."""
-    return jnp.swapaxes(x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:]), 1, 2)
+@functools.partial(jax.jit, inline=True)
+def heads_first(tree: Any) -> Any:
+    """Arrays [*B, T, H, E] → [B, H, T, E]."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, *x.shape[-3:]), 1, 2), tree)
 
 
 @functools.partial(jax.jit, inline=True)

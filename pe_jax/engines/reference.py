@@ -6,6 +6,7 @@ returns the output, float32 [B, H, T, F], and the logarithm of each row's sum of
 float32 [B, H, T, 1]; a row that sees nothing gets zeros and `LOWEST`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,9 @@ from pe_jax.encodings.terms import Side
 from pe_jax.engines import block
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import LOWEST
+
+
+LEAST = jnp.finfo(jnp.float32).min  # finite, for `jax_debug_infs`
 
 
 def scores(
@@ -44,6 +48,17 @@ def scores(
     return block.scores(spec, terms, q, k, pairs, lines=lines, bias=bias, before=before)[0]
 
 
+@functools.partial(jax.jit, inline=True)  # outside of jit one program, not fifteen
+def softmax(s: jax.Array, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The weights of scores [B, H, T, S] where `pairs` are visible, and the log-sum-exp of rows."""
+    s = jnp.where(pairs, s, LEAST)
+    top = jnp.maximum(jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True)), LEAST)
+    e = jnp.where(pairs, jnp.exp(s - top), 0)
+    total = e.sum(-1, keepdims=True)
+    safe = jnp.where(total > 0, total, 1)
+    return e / safe, jnp.where(total > 0, top + jnp.log(safe), LOWEST)
+
+
 def attend(
     spec: AttentionSpec,
     terms: tuple,
@@ -66,18 +81,11 @@ def attend(
     """
     pairs = block.visible(spec, terms, q.tokens, k.tokens)
     pairs = pairs if mask is None else pairs & mask
-    least = jnp.finfo(jnp.float32).min  # finite, for `jax_debug_infs`
     if bias is not None:  # a cap would make -inf finite
         bias = bias.astype(jnp.float32)
-        hidden = bias < least
+        hidden = bias < LEAST
         pairs, bias = pairs & ~hidden, jnp.where(hidden, 0, bias)
-    s = jnp.where(pairs, scores(spec, terms, q, k, pairs, bias, lines), least)
-    top = jnp.maximum(jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True)), least)
-    e = jnp.where(pairs, jnp.exp(s - top), 0)
-    total = e.sum(-1, keepdims=True)
-    safe = jnp.where(total > 0, total, 1)
-    lse = jnp.where(total > 0, top + jnp.log(safe), LOWEST)
-    weights = e / safe
+    weights, lse = softmax(scores(spec, terms, q, k, pairs, bias, lines), pairs)
     if dropout is not None:
         weights = weights * dropout.factors(q.tokens, k.tokens)
     weights = weights if change is None else change(weights)

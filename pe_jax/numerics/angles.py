@@ -44,10 +44,11 @@ def require_exact(name: str, x: Any) -> None:
         raise TypeError(f"{name} has dtype {dtype}; {fix}")
 
 
-def _checked(positions) -> jax.Array:
+def checked(positions) -> jax.Array:
+    """Positions as int32 or float32, each exact in float32 as far as it is known."""
     positions = as_positions(positions, real=True)
     check_exact(positions)
-    return positions[..., None]
+    return positions
 
 
 def angles(positions, frequencies) -> jax.Array:
@@ -64,7 +65,7 @@ def angles(positions, frequencies) -> jax.Array:
         positions and frequencies of different axes.
     """
     require_exact("frequencies", frequencies)
-    positions, axes = _checked(positions), np.ndim(frequencies) == 2
+    positions, axes = checked(positions)[..., None], np.ndim(frequencies) == 2
     if axes and positions.shape[-2:-1] != np.shape(frequencies)[:1]:
         shape, count = list(positions.shape[:-1]), len(frequencies)
         raise ValueError(f"positions has shape {shape}; pass {count} axes last")
@@ -90,7 +91,7 @@ def exact_angles(positions, frequencies: np.ndarray) -> jax.Array:
       TypeError: half-precision positions.
       ValueError: a known position that is not finite, or not exact in float32 (≥ 2**24).
     """
-    positions = _checked(positions)
+    positions = checked(positions)[..., None]
     turns = frequencies * (2**32 / (2 * np.pi))
     whole, unit = np.rint(turns), 2 * np.pi / 2**32
     steps = (whole.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
