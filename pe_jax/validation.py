@@ -5,7 +5,7 @@ import difflib
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,12 @@ def shown(value: Any, width: int = 160) -> str:
 def require(ok: bool, field: str, value: Any, fix: str) -> None:
     """Raises ConfigError naming the field, its value and what would be right."""
     if not ok:
-        raise ConfigError(f"{field}={shown(value)}: {fix}")
+        refuse(field, value, fix)
+
+
+def refuse(field: str, value: Any, fix: str) -> NoReturn:
+    """The same where the check has failed, so that `fix` is written only then."""
+    raise ConfigError(f"{field}={shown(value)}: {fix}")
 
 
 def is_int(value: Any, low: int) -> bool:
@@ -95,7 +100,8 @@ def python_ints(function: F) -> F:
 
 def require_bool(field: str, value: Any) -> None:
     """Raises ConfigError unless `value` is True or False: a string such as "no" is truthy."""
-    require(isinstance(value, bool), field, value, "pass True or False")
+    if not isinstance(value, bool):
+        refuse(field, value, "pass True or False")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.0) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Tokens, sums_rows
 from pe_jax.encodings.windowed import Windowed
+from pe_jax.engines import encoding_checks
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
@@ -71,7 +72,7 @@ def _of_layer(
     keys = dims.kv_heads // split.heads, run
     plan = make_plan(
         spec,
-        abstract_terms(layer, dims) + layer.chunks,
+        abstract_terms(layer, dims) + encoding_checks.layer(layer, None, 0).chunks,
         queries,
         keys,
         devices=1 if on_ring else devices,

@@ -193,13 +193,13 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
         out = jax.nn.dot_product_attention(
             rotated_q,
             rotated_k,
-            pipeline.rotate_values(terms, v, positions),
+            pipeline.rotate(terms, "v", v, positions, states),
             None if bias is None else bias.astype(q.dtype),
             scale=kinds.scale(terms, sizes.head_dim),
             is_causal=sizes.causal,
             implementation="cudnn" if engine == NAIVE_CUDNN else None,
         )
-        return pipeline.rotate_output(terms, out, positions)
+        return pipeline.rotate(terms, "out", out, positions, states)
 
     def ours(params, q, k, v):
         implementation = None if engine == OURS else engine

@@ -7,9 +7,7 @@ SWAN (Puvvada et al., arXiv 2504.08719). Llama 4 has chunks there: `rope@chunk=8
 
 import dataclasses
 
-from pe_jax import masks
 from pe_jax.encodings.base import Encoding
-from pe_jax.encodings.terms import Mask
 from pe_jax.validation import is_int, require
 
 
@@ -44,11 +42,6 @@ class Windowed(Encoding):
     def span(self) -> int | None:
         """How many tokens back may be visible, query included: of the window, or of a chunk."""
         return self.window if self.chunk is None else self.chunk
-
-    @property
-    def chunks(self) -> tuple[Mask, ...]:
-        """The mask of chunks, if any, within a window of `span`, by which engines skip."""
-        return () if self.chunk is None else (masks.chunks(self.chunk),)
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]

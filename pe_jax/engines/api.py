@@ -131,7 +131,6 @@ def attention(
     """
     checks.no_others(others)
     sizes = checks.sizes(q, k, v)
-    checks.layout(layout)
     require_bool("return_lse", return_lse)
     queries, keys, like = sizes.queries, sizes.keys, q.shape[:-1]
 
@@ -140,43 +139,41 @@ def attention(
     encoding, window, sinks = layer.encoding, layer.window, layer.sinks
     claims = encoding.claims
     dims = checks.dims(dims, sizes, x, heads_axis)
-    encoding.check(dims)
+    params = encoding_checks.params(encoding, params, dims)
     encoding_checks.embedded(encoding, dims, embedded)
 
     # Where tokens are, and what they may see.
     q_ids, k_ids = checks.segments(sizes, q_segments, k_segments, q_lengths, k_lengths)
-    explicit = {"q_positions": q_positions, "k_positions": k_positions}
     positions = checks.positions(claims, sizes, q_positions, k_positions, layer.name)
+    explicit = {"q_positions": q_positions, "k_positions": k_positions}
     encoding = encoding_checks.at_length(encoding, queries, explicit, q_ids)
-    contiguous = positions[0] is None
-    aligned = queries == keys and q_index is None and k_index is None and k_ids is q_ids
+    contiguous, in_order = positions[0] is None, q_index is None and k_index is None
     causal = checks.causal(encoding, causal, mask)
     ordered = causal or window is not None
     q_index, k_index = checks.indices(q_index, k_index, sizes, layout, ordered)
+    aligned = in_order and queries == keys and k_ids is q_ids
 
     # What is added, the softmax, and how it runs.
-    params = encoding_checks.params(encoding, params, dims)
     masks = checks.mask_terms(mask, sizes.rows, keys)
     layer = layer._replace(encoding=encoding)
-    added = pipeline.gather(layer, params, dims, terms, masks, scale, logit_cap)
-    terms = added.terms
-    checks.inputs(terms, layer.name, x, sizes, dims, claims.axes)
+    terms, scale, logit_cap = pipeline.gather(layer, params, dims, terms, masks, scale, logit_cap)
+    x = checks.inputs(terms, layer.name, x, sizes, dims, claims.axes)
     dropout = checks.dropout(sizes, dropout_rate, dropout_key)
-    options = checks.pair_arrays(mask, bias, sizes.pairs, implementation, layout)
-    options |= {} if dropout is None else {"dropout": dropout}
+    options = checks.pair_arrays(mask, bias, sizes, keys, implementation, layout)
+    if dropout is not None:
+        options["dropout"] = dropout
     result = jax.ShapeDtypeStruct((*like, sizes.value_width), v.dtype)
-    if not (queries and keys and sizes.rows):
+    if 0 in (*sizes.batch, queries, keys):
         out = jnp.zeros(result.shape, v.dtype)
         return (out, jnp.full(like, LOWEST)) if return_lse else out
 
     # Padding, states and rotations. Positions restart in each segment where more than the distance
     # counts.
-    x = x if kinds.reads_input(terms) else None
     if q_ids is not None or "mask" in options:
         q, k, v, x = pipeline.hide_padding(q_ids, k_ids, options.get("mask"), q, k, v, x)
     tokens, places = ((*sizes.batch, queries), (*sizes.batch, keys)), positions
     if contiguous:
-        positions = places = [layout.order(queries)] * 2
+        positions = places = [q_index if in_order else layout.order(queries)] * 2
         if q_ids is not None and kinds.is_absolute(terms, claims.absolute_rotation):
             positions = [layout.per_segment(ids).reshape(tokens[0]) for ids in (q_ids, k_ids)]
     states = pipeline.states(terms, layout, x, positions, tokens, dims.heads)
@@ -193,8 +190,8 @@ def attention(
     # The call as engines take it: one axis of rows.
     restarts = contiguous and q_ids is not None and kinds.reads_positions(terms)
     places = [layout.per_segment(q_ids)] * 2 if restarts else places
-    q_at, k_at = (_flat(at, 1 + (claims.axes > 1)) for at in places)
-    q_index, k_index = _flat(q_index, 1), _flat(k_index, 1)
+    q_at, k_at = _flat(places[0], places[1], 1 + (claims.axes > 1))
+    q_index, k_index = _flat(q_index, k_index, 1)
     q_rank, k_rank = None, None
     if k_ids is not None and (sinks or kinds.select(terms, kinds.Mask)):
         q_rank = k_rank = layout.per_segment(k_ids)
@@ -210,8 +207,8 @@ def attention(
         contiguous=contiguous and not restarts,
         restarts=restarts,
         lse=return_lse or kinds.reads_lse(terms),
-        scale=added.scale,
-        logit_cap=added.logit_cap,
+        scale=scale,
+        logit_cap=logit_cap,
     )
     q_side = q_side._replace(tokens=Tokens(q_at, q_index, q_ids, q_rank))
     k_side = k_side._replace(tokens=Tokens(k_at, k_index, k_ids, k_rank))
@@ -222,6 +219,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def _flat(x: jax.Array, axes: int) -> jax.Array:
-    """[T, …] → [1, T, …]; [*B, T, …] → [B, T, …]; `axes` counts those from T on."""
-    return x.reshape(-1, *x.shape[-axes:])
+def _flat(q: jax.Array, k: jax.Array, axes: int) -> tuple[jax.Array, jax.Array]:
+    """[T, …] → [1, T, …], [*B, T, …] → [B, T, …] of both sides; `axes` counts those from T on."""
+    flat = q.reshape(-1, *q.shape[-axes:])
+    return flat, flat if k is q else k.reshape(-1, *k.shape[-axes:])

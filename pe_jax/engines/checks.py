@@ -9,6 +9,7 @@ B batch (any number of axes), T queries, S keys, H query heads, K key heads, E h
 width, A axes of a position.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -28,9 +29,9 @@ from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.engines.tiled import Tiled
 from pe_jax.numerics.arrays import require_array, require_key
 from pe_jax.numerics.position_arrays import as_positions, check_near, concrete
-from pe_jax.validation import is_real, require, require_bool, shown
+from pe_jax.validation import is_real, refuse, require, require_bool, shown
 
-DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+DTYPES = frozenset(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 NAMES = {  # of `jax.nn.dot_product_attention`, Flax and PyTorch, and what to pass here
     "is_causal": "causal=",
     "attn_mask": "mask=",
@@ -76,11 +77,6 @@ class Sizes(NamedTuple):
         """Rows of the batch, all its axes as one."""
         return math.prod(self.batch)
 
-    @property
-    def pairs(self) -> tuple[int, ...]:
-        """The shape of scores: [*B, H, T, S]."""
-        return (*self.batch, self.heads, self.queries, self.keys)
-
 
 def sizes(q: Any, k: Any, v: Any, batch: str = "*B") -> Sizes:
     """The sizes of float arrays that fit; `batch` is "*B", or "B" for one axis.
@@ -91,10 +87,10 @@ def sizes(q: Any, k: Any, v: Any, batch: str = "*B") -> Sizes:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if getattr(x, "dtype", None) not in DTYPES:
             require_array(name, x)
+            if jax.dtypes.canonicalize_dtype(x.dtype) not in DTYPES:
+                raise TypeError(f"{name} has dtype {x.dtype}; pass float32, bfloat16 or float16")
         if x.ndim < 3 or (batch == "B" and x.ndim != 4):
             raise ValueError(f"{name} has shape {x.shape}; pass [{batch}, length, heads, width]")
-        if x.dtype not in DTYPES and jax.dtypes.canonicalize_dtype(x.dtype) not in DTYPES:
-            raise TypeError(f"{name} has dtype {x.dtype}; pass float32, bfloat16 or float16")
     *rows, queries, heads, width = q.shape
     keys, kv_heads = k.shape[-3:-1]
     if 0 in (heads, width):
@@ -125,7 +121,8 @@ def dims(dims: Dims | None, sizes: Sizes, x: Any = None, heads_axis: str | None 
     """
     heads, head_dim = sizes.heads, sizes.width
     if heads_axis is not None:
-        require(dims is not None, "dims", None, f"heads_axis={heads_axis!r} needs the global sizes")
+        if dims is None:
+            refuse("dims", None, f"heads_axis={heads_axis!r} needs the global sizes")
         try:
             heads *= jax.lax.axis_size(heads_axis)
         except (NameError, TypeError, ValueError):
@@ -135,13 +132,16 @@ def dims(dims: Dims | None, sizes: Sizes, x: Any = None, heads_axis: str | None 
         require_array("x", x, 2)
     if dims is None:
         width = heads * head_dim if x is None else x.shape[-1]
-        return Dims(width, heads, sizes.kv_heads, head_dim)
+        return _dims(width, heads, sizes.kv_heads, head_dim)
     require_dims(dims)
     if (heads, head_dim) != (dims.heads, dims.head_dim):
         raise ValueError(
             f"q has {heads} heads of {head_dim}, dims says {dims.heads} of {dims.head_dim}"
         )
     return dims
+
+
+_dims = functools.lru_cache(512)(Dims)
 
 
 def shape(name: str, x: Any, *allowed: tuple[int, ...]) -> None:
@@ -156,8 +156,9 @@ def shape(name: str, x: Any, *allowed: tuple[int, ...]) -> None:
 
 def terms(terms: Any, dims: Dims, axes: int = 1) -> tuple[Term, ...]:
     """A tuple of terms of scores, with arrays for the heads and widths of `dims`."""
-    ok = isinstance(terms, tuple) and all(isinstance(term, Term) for term in terms)
-    if not ok or select(terms, kinds.Input):
+    if not isinstance(terms, tuple) or any(
+        not isinstance(term, Term) or isinstance(term, kinds.Input) for term in terms
+    ):
         fix = "pass a tuple of terms of scores, as (pe_jax.Sink(b),)"
         raise TypeError(f"terms={shown(terms, 80)}: {fix}")
     heads, width = dims.heads, dims.head_dim
@@ -177,17 +178,17 @@ def terms(terms: Any, dims: Dims, axes: int = 1) -> tuple[Term, ...]:
     return terms
 
 
-def inputs(terms: tuple, name: str, x: Any, sizes: Sizes, dims: Dims, axes: int) -> None:
-    """Raises unless v is as wide as vectors that terms add to it, and x is there if they read it.
+def inputs(terms: tuple, name: str, x: Any, sizes: Sizes, dims: Dims, axes: int) -> Any:
+    """The layer's input x if terms read it, else None; v must be as wide as what is added to it.
 
-    Terms that read the layer's input need that of the keys, too, which are then the same tokens.
+    Terms that read the input need that of the keys, too, which are then the same tokens.
     """
     for term in select(terms, kinds.RelativeValues):
         need = jax.eval_shape(term.at, _distances(1, axes)).shape[-1]
         if need != sizes.value_width:
             raise ValueError(f"v has width {sizes.value_width}; relative values need {need}")
     if not kinds.reads_input(terms):
-        return
+        return None
     if x is None:
         raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
     if x.shape != (want := (*sizes.batch, sizes.queries, dims.width)):
@@ -195,6 +196,7 @@ def inputs(terms: tuple, name: str, x: Any, sizes: Sizes, dims: Dims, axes: int)
     if sizes.keys != sizes.queries:
         fix = f"{name} reads x, from which both come; decode with pe_jax.cache"
         raise ValueError(f"q has {sizes.queries} tokens and k has {sizes.keys}: {fix}")
+    return x
 
 
 def _distances(count: int, axes: int) -> jax.ShapeDtypeStruct:
@@ -254,8 +256,9 @@ def segments(sizes: Sizes, q_segments, k_segments, q_lengths, k_lengths) -> tupl
             shape(f"{side}_segments", x, (*sizes.batch, count))
             checked.append(x.reshape(sizes.rows, count))
         return checked[0], checked[0] if k_segments is None else checked[1]
-    fix = "leave one of lengths and segments out: a negative segment id is padding"
-    require(q_segments is None and k_segments is None, "q_segments", "given", fix)
+    if q_segments is not None or k_segments is not None:
+        fix = "leave one of lengths and segments out: a negative segment id is padding"
+        refuse("q_segments", "given", fix)
     checked = []
     for (side, count), x in zip(sides, (q_lengths, k_lengths), strict=True):
         index = pos.contiguous(count)[None]
@@ -265,8 +268,8 @@ def segments(sizes: Sizes, q_segments, k_segments, q_lengths, k_lengths) -> tupl
         x = as_positions(x, name=f"{side}_lengths")
         shape(f"{side}_lengths", x, sizes.batch)
         known = concrete(x)
-        fine = known is None or bool(((known >= 0) & (known <= count)).all())
-        require(fine, f"{side}_lengths", known, f"pass integers from 0 to {count}")
+        if known is not None and ((known < 0) | (known > count)).any():
+            refuse(f"{side}_lengths", known, f"pass integers from 0 to {count}")
         checked.append(jnp.where(index < x.reshape(-1, 1), 0, -1))
     same = q_lengths is k_lengths and sizes.queries == sizes.keys
     return checked[0], checked[0] if same else checked[1]
@@ -290,6 +293,9 @@ def indices(q_index, k_index, sizes: Sizes, layout: Contiguous, ordered: bool) -
     """
     queries, keys, checked = sizes.queries, sizes.keys, []
     if type(layout) is not Contiguous:
+        if not isinstance(layout, Contiguous):
+            fix = "pass one of pe_jax.engines.sharded.layout, as RowSharded(mesh, axes)"
+            raise TypeError(f"layout={shown(layout, 80)}: {fix}")
         name = type(layout).__name__
         for side, x in (("q_index", q_index), ("k_index", k_index)):
             require(x is None, side, "given", f"leave it out: {name} knows where tokens lie")
@@ -298,7 +304,7 @@ def indices(q_index, k_index, sizes: Sizes, layout: Contiguous, ordered: bool) -
     if q_index is None and ordered and queries != keys:
         raise ValueError(
             f"q has {queries} tokens and k has {keys}: pass q_index, the index of each query among"
-            " the tokens (the mask comes from it)"
+            " all tokens (the mask comes from it)"
         )
     if q_index is None and k_index is None and queries == keys:
         return [layout.order(queries)] * 2
@@ -322,15 +328,15 @@ def causal(encoding: Encoding, causal: bool | None, mask: Any = None) -> bool:
     if causal is None and isinstance(mask, kinds.Mask) and mask.looks_ahead:
         causal = False
     if causal is None:
-        fix = f"{encoding_checks.title(encoding)} has {claims.axes} axes; pass True, or False to"
-        require(claims.axes == 1, "causal", None, f"{fix} see all")
+        if claims.axes > 1:
+            fix = f"{encoding_checks.title(encoding)} has {claims.axes} axes; pass True, or False"
+            refuse("causal", None, f"{fix} to see all")
         return True
     require_bool("causal", causal)
     if not causal and claims.causal_only:
-        fix = f"{encoding_checks.title(encoding)} is for causal attention alone"
-        require(False, "causal", causal, fix)
+        refuse("causal", causal, f"{encoding_checks.title(encoding)} is for causal attention alone")
     if not causal and claims.one_sided and mask is None:
-        require(False, "causal", causal, encoding_checks.alike(encoding))
+        refuse("causal", causal, encoding_checks.alike(encoding))
     return causal
 
 
@@ -344,22 +350,10 @@ def mask_terms(mask: Any, rows: int, keys: int, all_keys: bool = True) -> tuple[
     for leaf in jax.tree.leaves(mask.arrays):
         fix = f"its arrays have {len(leaf)} rows, q has {rows}; pass {rows} rows, or one"
         require(len(leaf) in (1, rows), "mask", leaf.shape, fix)
-    fix = f"k has {keys} tokens; pass a mask of {keys}"
     length = keys if mask.length is None else mask.length
-    require(length == keys or (length > keys and not all_keys), "mask.length", length, fix)
+    if length < keys or (length > keys and all_keys):
+        refuse("mask.length", length, f"k has {keys} tokens; pass a mask of {keys}")
     return (mask,)
-
-
-def pair_array(name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
-    """An array that broadcasts to `shape` [*B, H, T, S], with one axis B: [B, H or 1, …]."""
-    x = jnp.asarray(x)
-    fits = x.ndim <= len(shape) and all(
-        n in (1, m) for n, m in zip(x.shape[::-1], shape[::-1], strict=False)
-    )
-    require(fits, name, x.shape, f"pass a shape that broadcasts to {shape}")
-    x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
-    whole = jnp.broadcast_to(x, (*shape[:-3], *x.shape[-3:]))
-    return whole.reshape(math.prod(shape[:-3]), *x.shape[-3:])
 
 
 # --- The softmax ---
@@ -370,7 +364,10 @@ def scale_and_cap(terms: tuple, scale: Any, logit_cap: Any) -> tuple[tuple, Any,
 
     A traced number that is not positive becomes NaN.
     """
-    options = {"scale": scale, "logit_cap": logit_cap}
+    kinds.check(terms, scale, logit_cap)
+    if scale is None and logit_cap is None:
+        return (), None, None
+    options: dict[str, Any] = {"scale": scale, "logit_cap": logit_cap}
     traced, static = {}, {}
     for name, value in options.items():
         if hasattr(value, "ndim") and value.ndim == 0 and value.dtype != bool:
@@ -382,15 +379,14 @@ def scale_and_cap(terms: tuple, scale: Any, logit_cap: Any) -> tuple[tuple, Any,
         if value is not None:
             kinds.require_positive(name, value)
             static[name] = float(value)
-    kinds.check(terms, **options)
     term = (kinds.TracedScalars(**traced),) if traced else ()
     return term, static.get("scale"), static.get("logit_cap")
 
 
 def dropout_rate(rate: Any) -> None:
     """Raises ValueError unless `rate` is a fraction of weights that can be dropped."""
-    fix = "pass a fraction of at least 0 and below 1"
-    require(is_real(rate) and 0 <= rate < 1, "dropout_rate", rate, fix)
+    if not (is_real(rate) and 0 <= rate < 1):
+        refuse("dropout_rate", rate, "pass a fraction of at least 0 and below 1")
 
 
 def dropout(sizes: Sizes, rate: Any, key: Any) -> Dropout | None:
@@ -407,37 +403,35 @@ def dropout(sizes: Sizes, rate: Any, key: Any) -> Dropout | None:
 # --- How the call runs ---
 
 
-def layout(layout: Any) -> None:
-    """Raises TypeError unless it is one of the layouts."""
-    if not isinstance(layout, Contiguous):
-        fix = "pass one of pe_jax.engines.sharded.layout, as RowSharded(mesh, axes)"
-        raise TypeError(f"layout={shown(layout, 80)}: {fix}")
-
-
 def pair_arrays(
-    mask: Any, bias: Any, shape: tuple[int, ...], implementation: Any, layout: Contiguous
-) -> dict[str, jax.Array]:
-    """The mask and the bias that are arrays, for all pairs `shape` [*B, H, T, S].
+    mask: Any, bias: Any, sizes: Sizes, keys: int, implementation: Any, layout: Contiguous
+) -> dict[str, Any]:
+    """The mask and the bias that are arrays, [B, H or 1, T or 1, S or 1] for S = `keys`.
 
-    They are for the dense engine, or for a function that takes them as it does.
+    They broadcast to the scores of all pairs [*B, H, T, S], and are for the dense engine, or for a
+    function that takes them as it does.
     """
-    arrays = {"mask": None if isinstance(mask, kinds.Mask) else mask, "bias": bias}
-    arrays = {name: x for name, x in arrays.items() if x is not None}
+    arrays = {} if mask is None or isinstance(mask, kinds.Mask) else {"mask": mask}
+    if bias is not None:
+        arrays["bias"] = bias
     if not arrays:
         return arrays
-    fix = f"{min(arrays)}= as an array needs all scores at once: leave it out, or pass 'dense'"
-    fix += " (or a pe_jax.Mask)" if "mask" in arrays else ""
     dense = callable(implementation) and not isinstance(implementation, Tiled)
     dense = dense or implementation in (None, "dense")
+    fix = f"{min(arrays)}= as an array needs all scores at once: leave it out, or pass 'dense'"
+    fix += " (or a pe_jax.Mask)" if "mask" in arrays else ""
     require(dense, "implementation", implementation, fix)
     require(type(layout) is Contiguous, "layout", type(layout).__name__, fix)
-    for name, kind, other, fix in (
-        ("mask", jnp.bool_, "booleans (an additive mask is a bias)", "booleans, or a pe_jax.Mask"),
-        ("bias", jnp.floating, "floats (booleans are a mask)", "floats"),
-    ):
-        if name not in arrays:
-            continue
-        x = arrays[name]
+    pairs = (*sizes.batch, sizes.heads, sizes.queries, keys)
+    for name, x in arrays.items():
+        kind, other, fix = {
+            "mask": (
+                jnp.bool_,
+                "booleans (an additive mask is a bias)",
+                "booleans, or a pe_jax.Mask",
+            ),
+            "bias": (jnp.floating, "floats (booleans are a mask)", "floats"),
+        }[name]
         try:
             dtype = x.dtype if hasattr(x, "ndim") else np.asarray(x).dtype
         except ValueError:  # lists of several lengths
@@ -446,7 +440,14 @@ def pair_arrays(
             raise TypeError(f"{name}={shown(x, 80)}: pass an array of {fix}")
         if not jnp.issubdtype(dtype, kind):
             raise TypeError(f"{name} has dtype {dtype}; pass {other}")
-        arrays[name] = pair_array(name, x, shape)
+        x = jnp.asarray(x)
+        fits = x.ndim <= len(pairs) and all(
+            n in (1, m) for n, m in zip(x.shape[::-1], pairs[::-1], strict=False)
+        )
+        require(fits, name, x.shape, f"pass a shape that broadcasts to {pairs}")
+        x = x.reshape((1,) * (len(pairs) - x.ndim) + x.shape)
+        x = jnp.broadcast_to(x, (*sizes.batch, *x.shape[-3:]))
+        arrays[name] = x.reshape(sizes.rows, *x.shape[-3:])
     return arrays
 
 

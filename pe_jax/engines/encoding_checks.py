@@ -12,12 +12,13 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax import masks
 from pe_jax.encodings.base import Dims, Encoding, Params, adds_to_input
 from pe_jax.encodings.registry import parse
 from pe_jax.encodings.terms import Mask
 from pe_jax.encodings.windowed import Windowed, require_window
 from pe_jax.numerics.position_arrays import concrete
-from pe_jax.validation import require, require_bool, shown
+from pe_jax.validation import refuse, require_bool, shown
 
 DRAW = "pass encoding.init(key, dims)"
 
@@ -26,8 +27,9 @@ def parsed(encoding: Any) -> Encoding:
     """The encoding of one layer, also from a spec string or a tuple of one; None is NoPE."""
     if isinstance(encoding, str):
         layers = parse(encoding)
-        fix = f"it has {len(layers)} layers; pass that of one, as pe_jax.parse(…)[0]"
-        require(len(layers) == 1, "encoding", encoding, fix)
+        if len(layers) != 1:
+            fix = f"it has {len(layers)} layers; pass that of one, as pe_jax.parse(…)[0]"
+            refuse("encoding", encoding, fix)
         return layers[0]
     if isinstance(encoding, tuple) and len(encoding) == 1:
         encoding = encoding[0]
@@ -51,16 +53,25 @@ class Layer(NamedTuple):
 
 def layer(encoding: Any, window: Any, sinks: Any) -> Layer:
     """The layer of a call, whose window and sinks may be the encoding's (`Windowed`)."""
+    try:
+        return _layer(encoding, window, sinks)
+    except TypeError:  # of another type, which may not be hashable
+        return _layer.__wrapped__(encoding, window, sinks)
+
+
+@functools.lru_cache(512, typed=True)
+def _layer(encoding: Any, window: Any, sinks: Any) -> Layer:
     scheme = parsed(encoding)
-    if isinstance(scheme, Windowed):
+    if not isinstance(scheme, Windowed):
+        window, sinks = (int(n) if isinstance(n, np.integer) else n for n in (window, sinks))
+        require_window(window, sinks)
+        return Layer(scheme, title(scheme), window, sinks, ())
+    if window is not None or sinks:
         its_own = scheme.window or 0 if scheme.chunk is None else f"chunk={scheme.chunk}"
-        fix = f"the encoding has its own, {its_own}; leave one of them out"
-        require(window is None and not sinks, "window", window, fix)
-        inner = scheme.encoding
-        return Layer(inner, title(inner), scheme.span, scheme.sinks, scheme.chunks)
-    window, sinks = (int(n) if isinstance(n, np.integer) else n for n in (window, sinks))
-    require_window(window, sinks)
-    return Layer(scheme, title(scheme), window, sinks, ())
+        refuse("window", window, f"the encoding has its own, {its_own}; leave one of them out")
+    inner, size = scheme.encoding, scheme.chunk
+    chunks = () if size is None else (masks.chunks(size),)  # engines skip by the window of a chunk
+    return Layer(inner, title(inner), scheme.span, scheme.sinks, chunks)
 
 
 @functools.lru_cache(512)
@@ -82,32 +93,31 @@ def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:
     """Raises unless the caller says that a scheme which adds to the input was called there."""
     require_bool("embedded", embedded)
     if not embedded and adds_to_input(encoding, dims):
-        fix = (
-            f"{title(encoding)} adds to the input of the first layer, which attention does not see;"
-            " call x = encoding.embed(params, x, positions) there, then pass embedded=True"
-        )
-        require(False, "embedded", embedded, fix)
+        fix = "call x = encoding.embed(params, x, positions) there, then pass embedded=True"
+        where = "adds to the input of the first layer, which attention does not see"
+        refuse("embedded", embedded, f"{title(encoding)} {where}; {fix}")
 
 
 def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
     """The parameters, of the shapes that `encoding.init` draws; None for a scheme without any.
 
-    Shapes that broadcast (the table of one head) are refused: they are another model.
+    Shapes that broadcast (the table of one head) are refused: they are another model. The scheme is
+    checked, too: sizes that it does not support.
     """
-    want, name = _drawn_shapes(encoding, dims), type(encoding).__name__
-    if params is None:
-        if jax.tree.leaves(want):
-            fix = f"{DRAW} (pe_jax.parse(name)[0] is the encoding of a name)"
-            raise ValueError(f"params=None, but {name} has parameters; {fix}")
+    want, shapes, structure = _drawn(encoding, dims)
+    if params is None and not shapes:
         return want
+    name = type(encoding).__name__
+    if params is None:
+        fix = f"{DRAW} (pe_jax.parse(name)[0] is the encoding of a name)"
+        raise ValueError(f"params=None, but {name} has parameters; {fix}")
     if not isinstance(params, Params):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
-    leaves, structure = jax.tree.flatten(params)
-    same = structure == jax.tree.structure(want) and all(
-        getattr(x, "dtype", None) == jnp.float32 and x.shape == y.shape
-        for x, y in zip(leaves, jax.tree.leaves(want), strict=True)
-    )
-    if same:
+    leaves, given = jax.tree.flatten(params)
+    if given == structure and all(
+        getattr(x, "dtype", None) == np.float32 and x.shape == y
+        for x, y in zip(leaves, shapes, strict=True)
+    ):
         return params
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.floating):
@@ -129,8 +139,12 @@ def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
 
 
 @functools.lru_cache(256)
-def _drawn_shapes(encoding: Encoding, dims: Dims) -> Params:
-    return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+def _drawn(encoding: Encoding, dims: Dims) -> tuple[Params, list[tuple[int, ...]], Any]:
+    """What `init` draws as abstract arrays, the shapes of the leaves, and the structure."""
+    encoding.check(dims)
+    drawn = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+    leaves, structure = jax.tree.flatten(drawn)
+    return drawn, [x.shape for x in leaves], structure
 
 
 def _shapes_by_path(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -150,10 +164,8 @@ def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = Non
         return encoding
     given = {name: x for name, x in given.items() if x is not None}
     symbolic = jax.export.is_symbolic_dim(queries)
-    if not valid and not given and segments is not None:
-        return encoding
-    if not valid and not given and not symbolic:
-        return encoding.at_length(max(queries, 1))
+    if not valid and not given and (segments is not None or not symbolic):
+        return encoding if segments is not None else encoding.at_length(max(queries, 1))
     if not valid:
         raise ValueError(
             f"encoding: {title(encoding)} depends on the length of the whole sequence, which"

@@ -10,7 +10,7 @@ width, C width of a state.
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,22 +25,21 @@ from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.position_arrays import concrete
 
 
-class Added(NamedTuple):
-    """What is added to the scores of a call, and what they are multiplied by."""
-
-    terms: tuple  # those of the encoding come first
-    scale: float | None  # as in an `AttentionSpec`
-    logit_cap: float | None
-
-
 def gather(
     layer: Layer, params: Params, dims: Dims, terms: Any, masks: tuple, scale: Any, logit_cap: Any
-) -> Added:
-    """The terms of the encoding, of the call and of its masks, with a traced scale or cap."""
+) -> tuple[tuple, float | None, float | None]:
+    """What is added to the scores, and their scale and cap as in an `AttentionSpec`.
+
+    The terms are those of the encoding, which come first, of the call and of its masks; traced
+    numbers are a term.
+    """
     own = layer.encoding.terms(params, dims)
-    added = checks.terms(terms, dims, layer.encoding.claims.axes)
-    traced, scale, logit_cap = checks.scale_and_cap(own + added, scale, logit_cap)
-    return Added(own + added + masks + layer.chunks + traced, scale, logit_cap)
+    own += checks.terms(terms, dims, layer.encoding.claims.axes)
+    traced, scale, logit_cap = checks.scale_and_cap(own, scale, logit_cap)
+    terms = own + masks + layer.chunks + traced
+    if scale is None and not traced:  # known once, and not asked of the terms for each block
+        scale = kinds.scale(own, dims.head_dim)
+    return terms, scale, logit_cap
 
 
 def states(
@@ -79,31 +78,19 @@ def states(
 def rotate(
     terms: tuple, side: str, x: jax.Array, positions, states: tuple, lengths: Any = None
 ) -> jax.Array:
-    """Queries (`side` "q") or keys ("k") [*B, T, H or K, E] after query biases and rotations.
+    """Vectors [*B, T, H or K, E] of a side after query biases and rotations.
 
+    `side` is "q", "k" or "v", or "out": outputs rotated back by the positions of the queries.
     `lengths` [*B, T] are those of each token's document, for terms that read them (`by_length`).
     """
-    if side == "q":
-        for term in kinds.select(terms, kinds.QueryBias):
+    for term in terms:
+        if side == "q" and isinstance(term, kinds.QueryBias):
             x = term.shift(x)
-    for term, state in zip(terms, states, strict=True):
+    each = list(zip(terms, states, strict=True))
+    for term, state in each[::-1] if side == "out" else each:
         if isinstance(term, kinds.Rotates):
             x = term.rotate(side, x, positions, state, lengths)
     return x
-
-
-def rotate_values(terms: tuple, v: jax.Array, positions, lengths: Any = None) -> jax.Array:
-    """Values [*B, S, K, F] as engines take them and a cache keeps them."""
-    for term in kinds.select(terms, kinds.ValueRotation):
-        v = term.rotate("v", v, positions, None, lengths)
-    return v
-
-
-def rotate_output(terms: tuple, out: jax.Array, positions, lengths: Any = None) -> jax.Array:
-    """Outputs [*B, T, H, F] of rotated values, rotated back by the queries' positions."""
-    for term in reversed(kinds.select(terms, kinds.ValueRotation)):
-        out = term.rotate("out", out, positions, None, lengths)
-    return out
 
 
 def rotated(
@@ -116,7 +103,7 @@ def rotated(
     q_x = rotate(terms, "q", q, positions[0], states[0], lengths[0])
     k_x = rotate(terms, "k", k, positions[1], states[1], lengths[1])
     checks.same_width(q_x.shape, k_x.shape, kinds.views(terms))
-    values = rotate_values(terms, v, positions[1], lengths[1])
+    values = rotate(terms, "v", v, positions[1], states[1], lengths[1])
     raw = {term.reads_raw for term in terms}
     k_states = (x if term.key_width else None for term, x in zip(terms, states[1], strict=True))
     q_side = Side(q_x, q if "q" in raw else None, states[0])
@@ -138,7 +125,7 @@ def finish(
             out, lse = term.rescale(out, lse, state)
     out, lse = nan_beyond(valid, (call.q.tokens, call.k.tokens), (out, lse))
     out = jnp.swapaxes(out, 1, 2).reshape(*like.shape[:-1], -1).astype(like.dtype)
-    out = rotate_output(call.terms, out, positions, lengths)
+    out = rotate(call.terms, "out", out, positions, call.q.states, lengths)
     return out, jnp.swapaxes(lse, 1, 2).reshape(like.shape[:-1]) if call.spec.lse else None
 
 

@@ -18,7 +18,6 @@ from pe_jax.engines import block
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import LOWEST
 
-
 LEAST = jnp.finfo(jnp.float32).min  # finite, for `jax_debug_infs`
 
 

@@ -69,6 +69,8 @@ def is_absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
 
 def check(terms: tuple, scale: Any = None, logit_cap: Any = None) -> None:
     """Raises ValueError where terms cannot be combined, or not with a call's scale and cap."""
+    if len(terms) < 2 and scale is None and logit_cap is None:
+        return
     for kind, what in (
         (Scale, "set a scale"),
         (Unnormalized, "leave weights unnormalized"),

@@ -44,7 +44,7 @@ from pe_jax.engines.sharded import axes
 from pe_jax.engines.sharded.axes import step_under_auto_axes
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.numerics.position_arrays import check_exact, concrete
-from pe_jax.validation import is_int, python_ints, require
+from pe_jax.validation import is_int, python_ints, refuse, require
 
 __all__ = ["Cache", "append", "empty", "extend", "next_positions"]
 __all__ += ["take", "truncate", "with_segments"]
@@ -95,7 +95,7 @@ def empty(
     require(not valid or capacity <= valid, "capacity", capacity, fix)
     require(is_int(batch, 0), "batch", batch, "pass an integer of at least 0")
     dtype_name = getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype)  # or a string
-    floating = dtype_name in [jnp.dtype(allowed).name for allowed in checks.DTYPES]
+    floating = dtype_name in [allowed.name for allowed in checks.DTYPES]
     require(floating, "dtype", dtype, "pass jnp.float32, jnp.bfloat16 or jnp.float16")
     if encoding.valid_length() == 0:  # the layout is that of any length
         encoding = encoding.at_length(capacity)
@@ -207,18 +207,17 @@ def extend(
     require_dims(dims)
     sizes = checks.sizes(q, k, v, batch="B")
     _check_layout(cache, encoding, dims)
-    if cache.ring is not None:
-        kept = cache.ring.window, cache.ring.sinks
-        fix = f"the cache keeps what {kept[0]} and {kept[1]} need; pass what it was made with"
-        require((window, sinks) == kept, "window, sinks", (window, sinks), fix)
+    if cache.ring is not None and (window, sinks) != (cache.ring.window, cache.ring.sinks):
+        need = f"the cache keeps what {cache.ring.window} and {cache.ring.sinks} need"
+        refuse("window, sinks", (window, sinks), f"{need}; pass what it was made with")
     checks.dims(dims, sizes)
     if sizes.queries != sizes.keys:
         raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass the same number of tokens")
     result = jax.ShapeDtypeStruct((*q.shape[:3], sizes.value_width), q.dtype)
     if not (sizes.rows and sizes.queries):
         return jnp.zeros(result.shape, q.dtype), cache
-    encoding_checks.embedded(encoding, dims, embedded)
     params = encoding_checks.params(encoding, params, dims)
+    encoding_checks.embedded(encoding, dims, embedded)
     causal = True if causal is None and encoding.claims.axes > 1 else causal
     causal, indices = checks.causal(encoding, causal, mask), None
     start, count = cache.length, sizes.queries
@@ -238,12 +237,12 @@ def extend(
     tokens = count + (0 if length is None else int(length))  # all tokens, if that is known
     masks = checks.mask_terms(mask, sizes.rows, tokens, all_keys=False)
     layer, added = layer._replace(encoding=encoding), terms
-    gathered = pipeline.gather(layer, params, dims, added, masks, scale, logit_cap)
-    terms, scale, logit_cap = gathered
+    terms, scale, logit_cap = pipeline.gather(layer, params, dims, terms, masks, scale, logit_cap)
     for term in added:
-        ok = isinstance(term, kinds.Sink) and term.state is None
-        require(ok, "terms", type(term).__name__, "a cache takes it as part of an encoding alone")
-    checks.inputs(terms, layer.name, x, sizes, dims, encoding.claims.axes)
+        if not isinstance(term, kinds.Sink) or term.state is not None:
+            fix = "a cache takes it as part of an encoding alone"
+            refuse("terms", type(term).__name__, fix)
+    x = checks.inputs(terms, layer.name, x, sizes, dims, encoding.claims.axes)
 
     # Tables and states are those of the encoding's terms, which come first.
     own, none = terms[: len(cache.states)], (None,) * (len(terms) - len(cache.states))
@@ -277,8 +276,8 @@ def extend(
             ring=cache.ring is not None,
         )
     else:
-        pairs = (*sizes.pairs[:-1], call.v.shape[2])
-        options = checks.pair_arrays(mask, None, pairs, implementation, CONTIGUOUS)
+        keys = call.v.shape[2]
+        options = checks.pair_arrays(mask, None, sizes, keys, implementation, CONTIGUOUS)
         if options:  # of rows that it hides, scores are masked, and values have the weight 0
             seen = options["mask"].any((1, 2))[:, None, :, None]
             call = call._replace(v=jnp.where(seen, call.v, jnp.zeros((), call.v.dtype)))
@@ -288,15 +287,20 @@ def extend(
     return out, cache
 
 
+KEPT = ("k", "k_raw", "far", "states", "positions")  # what depends on the encoding
+
+
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
     """Raises TypeError unless it is a cache, ValueError if its encoding or its sizes differ."""
     require_cache(cache)
     want = _layout(encoding, cache.k.shape[0], cache.capacity, dims)
-    fix = "pass the encoding and dims that pe_jax.cache.empty was given"
-    for name, expected in want.items():
-        actual = jax.tree.map(jnp.shape, getattr(cache, name))
-        needs = f"{encoding_checks.title(encoding)} needs {expected}"
-        require(actual == expected, f"cache.{name}", actual, f"{needs}; {fix}")
+    leaves, structure = jax.tree.flatten([getattr(cache, name) for name in KEPT])
+    if ([x.shape for x in leaves], structure) != want[1:]:
+        fix = "pass the encoding and dims that pe_jax.cache.empty was given"
+        for name, expected in zip(KEPT, want[0], strict=True):
+            actual = jax.tree.map(jnp.shape, getattr(cache, name))
+            needs = f"{encoding_checks.title(encoding)} needs {expected}"
+            require(actual == expected, f"cache.{name}", actual, f"{needs}; {fix}")
     for name in ("states", "far"):  # as a policy of half precision over all arrays casts them
         for x in jax.tree.leaves(getattr(cache, name)):
             if x.dtype != jnp.float32:
@@ -305,11 +309,12 @@ def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
 
 
 @functools.lru_cache(256)
-def _layout(encoding: Encoding, batch: int, capacity: int, dims: Dims) -> dict[str, Any]:
-    """The shapes of the cache's arrays that depend on the encoding."""
+def _layout(encoding: Encoding, batch: int, capacity: int, dims: Dims) -> tuple[list, list, Any]:
+    """The shapes of `KEPT`, each as it is; then those of all their arrays, and their structure."""
     cache = jax.eval_shape(lambda: empty(encoding.at_length(capacity), batch, capacity, dims))
-    names = ("k", "k_raw", "far", "states", "positions")
-    return {name: jax.tree.map(jnp.shape, getattr(cache, name)) for name in names}
+    kept = [getattr(cache, name) for name in KEPT]
+    leaves, structure = jax.tree.flatten(kept)
+    return [jax.tree.map(jnp.shape, x) for x in kept], [x.shape for x in leaves], structure
 
 
 def _positions(
@@ -396,6 +401,7 @@ def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
     return dataclasses.replace(cache, states=tuple(updated))
 
 
+@functools.partial(jax.jit, static_argnums=(0, 2), inline=True)
 def _both_sides(
     spec: AttentionSpec, positions, count: int, start, rows: Rows, index: jax.Array, indices: Any
 ) -> tuple[Tokens, Tokens]:

@@ -85,6 +85,7 @@ def far(terms: tuple, held: Any, k_raw: jax.Array, heads: int) -> jax.Array:
     return functools.reduce(jnp.add, products).reshape(len(k_raw), heads, -1)
 
 
+@functools.partial(jax.jit, static_argnames=("spec", "ring"), inline=True)
 def attend(
     spec: AttentionSpec,
     terms: tuple,

@@ -104,18 +104,28 @@ def append(cache: Cache, new: Rows) -> Cache:
             actual, expected = ((b, t, h, e) for b, h, t, e in (rows.shape, want))
             raise ValueError(f"{name} has shape {actual}; this cache takes {expected}")
 
-    def write(old, new, axis):
-        if cache.ring is None:
-            return write_rows(old, new, cache.length, axis)
-        if count == 1:
-            return write_rows(old, new, cache.ring.row(cache.length), axis)
-        return cache.ring.write(old, new, cache.length, axis)
+    written, length = _write(kept(cache), new, cache.length, cache.ring)
+    return dataclasses.replace(cache, **written._asdict(), length=length)
 
-    if cache.ring is None:
-        fits = cache.length + count <= cache.capacity
+
+@functools.partial(jax.jit, static_argnames="ring", inline=True)  # outside of jit one program
+def _write(
+    old: Rows, new: Rows, length: jax.Array, ring: RingBuffer | None
+) -> tuple[Rows, jax.Array]:
+    """The rows with the new tokens, NaN where they do not fit, and how many there are then."""
+    count, capacity = new.k.shape[2], old.k.shape[2]
+
+    def write(old, new, axis):
+        if ring is None:
+            return write_rows(old, new, length, axis)
+        if count == 1:
+            return write_rows(old, new, ring.row(length), axis)
+        return ring.write(old, new, length, axis)
+
+    if ring is None:
+        fits = length + count <= capacity
         new = new._replace(k=jnp.where(fits, new.k, jnp.nan), v=jnp.where(fits, new.v, jnp.nan))
-    written = combine(write, kept(cache), new)
-    return dataclasses.replace(cache, **written._asdict(), length=cache.length + count)
+    return combine(write, old, new), length + count
 
 
 def combine(f: Callable, old: Rows, new: Rows) -> Rows:
