@@ -5,6 +5,7 @@ import json
 import pytest
 
 from experiments.reporting import results
+from experiments.reporting.comparison import report
 from experiments.reporting.comparison.caveats import irregularities
 from tests.reporting.comparisons import Page, build, manifest, table
 
@@ -40,7 +41,7 @@ def test_what_was_added_or_left_out_after_a_report_is_noted(fake, no_pictures):
     def notes(**fields):
         path = folder / "manifest.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-        build(folder)
+        report.declare(results.read(folder))
         found = irregularities(results.read(folder))
         return [note for note in found if "There was a report before" in note]
 
@@ -49,7 +50,7 @@ def test_what_was_added_or_left_out_after_a_report_is_noted(fake, no_pictures):
     (found,) = notes(encodings=fewer)
     assert "of seeds 0, 1, 2 and of nope, rope, alibi" in found
     assert len(notes(seeds=[0, 1])) == 2
-    assert "There was a report before" in (folder / "report.html").read_text()
+    assert "There was a report before" in build(folder).read_text()
 
 
 def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_pictures):

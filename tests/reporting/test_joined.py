@@ -8,8 +8,8 @@ import pytest
 
 from experiments.reporting import results
 from experiments.reporting.comparison import joined, report
+from experiments.reporting.comparison.caveats import summary
 from experiments.reporting.verdicts import verdicts
-from tests.reporting.comparisons import build
 
 pytestmark = pytest.mark.xdist_group("report")
 CONFIG = {"model": {"width": 32, "encoding": "rope"}, "data": "text:a", "steps": 400}
@@ -65,24 +65,24 @@ def test_what_the_parts_had_reports_of_before_is_still_noted(parts, tmp_path):
     assert joined.read([parts[0], folder], tmp_path / "joined").reported == (earlier,)
 
 
-def test_seeds_that_are_joined_after_a_report_are_exploratory(parts, tmp_path, no_pictures):
+def test_seeds_that_are_joined_after_a_report_are_exploratory(parts, tmp_path):
     first, later = (shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 2))
-    build(first)  # of seeds 0, 1 and 2
+    report.declare(results.read(first))  # of seeds 0, 1 and 2
     for _ in range(2):  # a join that is made anew does not forget
         found = joined.read([first, later], tmp_path / "joined")
         assert found.changes == "seed 3 added; encoding t5 added"
-        page = report.build(found)
-    assert "Exploratory, not confirmatory: seed 3 added" in page.read_text()
+        report.declare(found)
+    assert summary(found).confidence[0].startswith("Exploratory, not confirmatory: seed 3 added")
 
 
 def test_encodings_of_several_hosts_are_one_declaration_and_a_join_that_grows_is_not(
-    parts, tmp_path, no_pictures
+    parts, tmp_path
 ):
     hosts = [shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 1)]
     for folder in hosts:
-        build(folder)
+        report.declare(results.read(folder))
     target = tmp_path / "joined"
-    report.build(found := joined.read(hosts, target))
+    report.declare(found := joined.read(hosts, target))
     assert found.changes == ""
     assert joined.read(hosts[:1], target).changes == "encoding t5 left out"
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from experiments.reporting import results, statistics
-from experiments.reporting.comparison import figures
+from experiments.reporting.comparison import figures, report
 from experiments.reporting.comparison.caveats import summary
 from experiments.reporting.comparison.sentences import first_screen
 from experiments.reporting.verdicts import verdicts
@@ -137,10 +137,14 @@ def test_what_comes_after_a_report_is_exploratory_wherever_it_is_told(
     def shown(seeds, encodings):
         chosen = [{"name": name, "spec": name} for name in encodings]
         path.write_text(json.dumps(about | {"seeds": seeds, "encodings": chosen}))
+        report.declare(read := results.read(folder))
+        (row,) = [v for v in verdicts(read) if v.name == "alibi"]
+        if "seeds" not in fields:  # one page is enough
+            return row.words, summary(read), "", row.claimed
         page = Page(build(folder).read_text(encoding="utf-8"))
-        (row,) = [r for r in table(folder / "verdicts.csv") if r["encoding"] == "alibi"]
         claimed = [a for tag, a in page.tags if tag == "tr" and "claimed" in a.get("class", "")]
-        return row["verdict"], summary(results.read(folder)), page.text, claimed
+        assert bool(claimed) == row.claimed and row.words in page.text
+        return row.words, summary(read), page.text, row.claimed
 
     first = {"seeds": [0, 1, 2], "encodings": names[:3]}
     for _ in range(2):  # the same again is no change
@@ -154,7 +158,7 @@ def test_what_comes_after_a_report_is_exploratory_wherever_it_is_told(
         assert found.confidence[0].startswith(
             f"Exploratory, not confirmatory: {words} after a report"
         )
-        assert f"Exploratory, not confirmatory: {words}" in text
+        assert not text or f"Exploratory, not confirmatory: {words}" in text
         terminal = printed(folder)
         assert "lower loss than rope (exploratory)" in terminal
         assert f"{words} after a report" in terminal

@@ -42,9 +42,14 @@ def build(results: Results) -> Path:
     table.write(results.workdir / "loss_by_length.csv", results.rows())
     path = results.workdir / PAGE
     path.write_text(text, encoding="utf-8", errors="backslashreplace")  # paths need not be UTF-8
+    declare(results)
+    return path
+
+
+def declare(results: Results) -> None:
+    """Writes down which seeds and schemes a report has: what comes after it is exploratory."""
     if results.subject not in results.reported:
         save_json(results.workdir / REPORTED, [*results.reported, results.subject])
-    return path
 
 
 def summary(results: Results) -> Group:
