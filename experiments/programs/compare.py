@@ -109,7 +109,7 @@ def flops_per_token(config: Config, trainer: Trainer) -> float:
     return flops.count(jaxpr, *masked).total / (config.batch * config.length)
 
 
-def looks(config: CompareConfig, now: dict) -> list[dict]:
+def looks(config: CompareConfig, source: Source) -> list[dict]:
     """The looks at the kept files so far, from the manifest in the workdir.
 
     Raises:
@@ -119,7 +119,9 @@ def looks(config: CompareConfig, now: dict) -> list[dict]:
     if not path.exists():
         return []
     saved = json.loads(path.read_text())
-    check_same(results.binding(saved), results.binding(now), results.SAME)
+    digests = {"corpus": source.corpus.digest, "tokens": source.tokens and source.tokens.digest}
+    now = {**dataclasses.asdict(config), **digests}
+    check_same(results.binding(saved), now, results.SAME)
     return saved.get("looks", [])
 
 
@@ -294,7 +296,7 @@ def opened(config: CompareConfig) -> Opened:
     batches(config, sources[0], meshes[0])  # raises any data error before anything is written
     check_questions(config, sources[0])
     about = manifest(config, sources[0], grids)
-    about["looks"] = looks(config, about)
+    about["looks"] = looks(config, sources[0])
     names, evaluators = short_names(config.encodings), {}
     for spec, name in names.items():
         model = dataclasses.replace(sized.model, encoding=spec)

@@ -51,9 +51,9 @@ def load(spec: str, workdir: str = "") -> Corpus | tasks.Task:
         has the workdir below it.
     """
     source = spec.removeprefix("passkeys:")
-    kind, _, argument = source.partition(":")
+    kind, _, argument = (source or spec).partition(":")
     if kind not in SOURCES or kind == "passkeys" or bool(argument) != (kind != "embedded"):
-        near = SOURCES[nearest(kind or spec, SOURCES)]
+        near = SOURCES[nearest(kind, SOURCES)]
         raise ConfigError(f"data={spec!r} is unknown; did you mean {near!r}?")
     if kind == "synthetic":
         if source != spec:

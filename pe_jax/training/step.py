@@ -168,7 +168,7 @@ class Trainer:
             out_shardings=(self.shardings, replicated),
             donate_argnums=0,
         )
-        self.jitted = self.step
+        self.jitted = self.step  # for any shape, once `step` is compiled for one
 
     def optimizer(self, rates: Any) -> optax.GradientTransformation:
         """The optimizer at these rates."""

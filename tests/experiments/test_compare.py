@@ -300,9 +300,8 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
 )
 def test_another_comparison_in_the_same_folder_is_refused(compared, fields, words):
     config = change(chosen(compared[0]), **fields).resolved()
-    about = compare.manifest(config, source(config.data), {})
     with pytest.raises(ConfigError) as error:
-        compare.looks(config, about)
+        compare.looks(config, source(config.data))
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
