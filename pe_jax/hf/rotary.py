@@ -52,6 +52,8 @@ class Base:
 class Rotary(Family):
     """Models with RoPE; the fields are what transformers has in code or as defaults.
 
+    A family is a line of types.toml that sets some of them.
+
     Attributes:
       layout: of the pairs.
       base: where the config has none.

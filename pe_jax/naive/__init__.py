@@ -133,4 +133,5 @@ def _call(function: Callable, named: dict, *args) -> Array:
 
 
 def _arguments(function: Callable) -> set[str]:
-    return {*inspect.signature(function).parameters}
+    names = {*inspect.signature(function).parameters}
+    return names if "of_rope" not in names else names | _arguments(rotary.rope) - {"distance"}

@@ -86,12 +86,9 @@ def fope(row: Row, cosines: Array, sines: Array, *, length=512, base=1e4) -> Arr
     return np.einsum("hte,hse->hts", q, k.conj()).real / dim**0.5
 
 
-def rerope(row, *, window=512, base=1e4, fraction=1.0, layout="half", scaling=None) -> Array:
+def rerope(row: Row, *, window=512, **of_rope) -> Array:
     """Su, "Rectified RoPE", https://kexue.fm/archives/9708: distances stop at the window."""
-    distance = np.minimum(row.distance, window)
-    return rope(
-        row, base=base, fraction=fraction, layout=layout, scaling=scaling, distance=distance
-    )
+    return rope(row, distance=np.minimum(row.distance, window), **of_rope)
 
 
 def grouped(positions: Array, group: int, window: int) -> Array:
@@ -101,26 +98,12 @@ def grouped(positions: Array, group: int, window: int) -> Array:
     return np.where(distance < window, distance, far)
 
 
-def self_extend(
-    row, *, group=8, window=1024, base=1e4, fraction=1.0, layout="half", scaling=None
-) -> Array:
+def self_extend(row: Row, *, group=8, window=1024, **of_rope) -> Array:
     """Jin et al., "Self-Extend", arXiv 2401.01325: positions in groups beyond the window."""
-    distance = grouped(row.positions, group, window)
-    return rope(
-        row, base=base, fraction=fraction, layout=layout, scaling=scaling, distance=distance
-    )
+    return rope(row, distance=grouped(row.positions, group, window), **of_rope)
 
 
-def dual_chunk(
-    row,
-    *,
-    chunk_size=3072,
-    local_size=256,
-    base=1e4,
-    fraction=1.0,
-    layout="half",
-    scaling=None,
-) -> Array:
+def dual_chunk(row: Row, *, chunk_size=3072, local_size=256, **of_rope) -> Array:
     """An et al., arXiv 2402.17463 (released code): no position exceeds `chunk_size`.
 
     Keys are at j mod c, c = chunk_size - local_size; queries at i mod c for keys of their chunk,
@@ -131,10 +114,7 @@ def dual_chunk(
     apart = chunks[:, None] - chunks
     of_query = np.where(apart == 1, np.minimum(inside + c, chunk_size)[:, None], inside[:, None])
     of_query = np.where(apart > 1, min(2 * c - 1, chunk_size), of_query)
-    distance = of_query - inside
-    return rope(
-        row, base=base, fraction=fraction, layout=layout, scaling=scaling, distance=distance
-    )
+    return rope(row, distance=of_query - inside, **of_rope)
 
 
 def rotated_values(
