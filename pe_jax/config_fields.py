@@ -27,9 +27,7 @@ def real_field(default: float, low: float, high: float, open_low: bool = False) 
     brackets = f"{'(' if open_low else '['}{low:g}, {high:g}]"
     above = (lambda v: v > low) if open_low else (lambda v: v >= low)
     return ranged(
-        default,
-        f"a number in {brackets}",
-        lambda v: math.isfinite(v) and above(v) and v <= high,
+        default, f"a number in {brackets}", lambda v: math.isfinite(v) and above(v) and v <= high
     )
 
 

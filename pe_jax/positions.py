@@ -321,12 +321,7 @@ def check_bilevel(separators, longest: int | None) -> None:
 
 @python_ints
 def grid(
-    height: int,
-    width: int,
-    *,
-    normalized: bool = False,
-    prefix: int = 0,
-    numbered: bool = False,
+    height: int, width: int, *, normalized: bool = False, prefix: int = 0, numbered: bool = False
 ) -> jax.Array:
     """(row, column) of each patch of an image, row by row: [prefix + height·width, 2].
 

@@ -28,11 +28,7 @@ from pe_jax.config_fields import REQUIRED, above_field, checked, int_field
 from pe_jax.encodings.base import Dims
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
-from pe_jax.encodings.scaling.base import (
-    Scaling,
-    length_field,
-    with_length,
-)
+from pe_jax.encodings.scaling.base import Scaling, length_field, with_length
 from pe_jax.encodings.scaling.clipped import ClippedRoPE
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.encodings.scaling.riflex import RIFLEx

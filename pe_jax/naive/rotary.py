@@ -223,14 +223,7 @@ def cayley_string(
 
 
 def rope_nd(
-    row: Row,
-    *,
-    axes=3,
-    base=1e4,
-    channels=None,
-    spectrum="shared",
-    normalized=False,
-    layout="half",
+    row: Row, *, axes=3, base=1e4, channels=None, spectrum="shared", normalized=False, layout="half"
 ) -> Array:
     """Wan, arXiv 2503.20314 (released code): frame, row and column turn consecutive pairs.
 

@@ -15,12 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.config_fields import REQUIRED, checked, int_field
-from pe_jax.encodings.scaling.base import (
-    Scaling,
-    length_field,
-    require_factor,
-    with_length,
-)
+from pe_jax.encodings.scaling.base import Scaling, length_field, require_factor, with_length
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_real, require
 

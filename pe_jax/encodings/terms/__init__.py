@@ -51,11 +51,7 @@ from pe_jax.encodings.terms.scores import (
     TokenProduct as TokenProduct,
     fade as fade,
 )
-from pe_jax.encodings.terms.softmax import (
-    Mask as Mask,
-    Sink as Sink,
-    Unnormalized as Unnormalized,
-)
+from pe_jax.encodings.terms.softmax import Mask as Mask, Sink as Sink, Unnormalized as Unnormalized
 from pe_jax.encodings.terms.term import (
     Method as Method,
     OfSomeHeads as OfSomeHeads,

@@ -31,16 +31,7 @@ from pe_jax.training.tasks import (
     strings,
     words,
 )
-from pe_jax.training.tasks.base import (
-    BOS,
-    EOS,
-    PAD,
-    SEP,
-    SPECIAL,
-    Task,
-    decoder_row,
-    encoder_row,
-)
+from pe_jax.training.tasks.base import BOS, EOS, PAD, SEP, SPECIAL, Task, decoder_row, encoder_row
 from pe_jax.validation import ConfigError
 
 __all__ = ["BOS", "EOS", "PAD", "SEP", "SPECIAL", "TASKS", "VOCAB", "Task"]
@@ -112,12 +103,7 @@ _ALL = (
         longest=3 * lookup.KEYS + 2,
     ),
     Task(
-        "mqar",
-        lookup.mqar,
-        2 * lookup.KEYS,
-        lambda n: 0,
-        shortest=3,
-        longest=3 * lookup.KEYS + 2,
+        "mqar", lookup.mqar, 2 * lookup.KEYS, lambda n: 0, shortest=3, longest=3 * lookup.KEYS + 2
     ),
     _NEEDLES,
     _VARIABLES,
@@ -222,11 +208,7 @@ def _decoder_rows(task: Task, stream: int, seed, index, low: int, high: int, wid
         return decoder_row(task, task.draw(keys[1], length, high), width)
 
     tokens, weights = jax.vmap(row)(index)
-    return {
-        "tokens": tokens,
-        "segments": (tokens != PAD).astype(jnp.int32),
-        "weights": weights,
-    }
+    return {"tokens": tokens, "segments": (tokens != PAD).astype(jnp.int32), "weights": weights}
 
 
 def _rows(task: Task, stream: int, seed: int, index, low: int, high: int, width: int) -> dict:

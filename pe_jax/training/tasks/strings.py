@@ -36,14 +36,7 @@ def ascending(s: jax.Array, n: Any) -> jax.Array:
     return jnp.sort(jnp.where(jnp.arange(len(s)) < n, s, jnp.iinfo(s.dtype).max))
 
 
-def write(
-    key: jax.Array,
-    n: Any,
-    size: int,
-    *,
-    symbols: int,
-    parts: Sequence[Part],
-) -> Example:
+def write(key: jax.Array, n: Any, size: int, *, symbols: int, parts: Sequence[Part]) -> Example:
     """A string of n symbols; the answer is each of `parts` of it, one after the other.
 
     Args:
