@@ -64,9 +64,8 @@ def scaled(theta: np.ndarray, base: float, scaling: Callable | None) -> np.ndarr
         require(scaling.valid_length() != 0, "scaling", scaling, fix)
         return scaling(theta, base)
     ok = callable(scaling) and not isinstance(scaling, type)
-    require(
-        ok, "scaling", scaling, "pass a scaling of rope_scaling, such as YaRN(4.0, 2048), or None"
-    )
+    fix = "pass a scaling of rope_scaling, such as YaRN(4.0, 2048), or None"
+    require(ok, "scaling", scaling, fix)
     theta = scaling(theta)
     angles.require_exact("scaling's frequencies", theta)
     return theta

@@ -144,11 +144,10 @@ class TwoStacks(Family):
             length = keys.integer(key, default=default)
             usual = ("num_hidden_layers", "num_attention_heads") if self.only else ()
             count = keys.layers(f"{stack}_layers", *usual[:1], low=0)
-            heads = keys.integer(f"{stack}_attention_heads", *usual[1:])
-            require(width % heads == 0, f"{stack}_attention_heads", heads, f"must divide {width}")
+            head_dim = keys.per_head(width, (f"{stack}_attention_heads", *usual[1:]))
             encoding = Learned(length) if layout is None else Sinusoidal(layout=layout)
             more = {"causal": stack == "decoder", "stack": stack, "first_row": self.first_row}
-            entries += [LayerEncoding(encoding, width // heads, **more)] * count
+            entries += [LayerEncoding(encoding, head_dim, **more)] * count
         return entries
 
     def _stacks(self):

@@ -147,12 +147,11 @@ class XLNet(Family):
         fix = "distances that are clipped are not among transformer_xl's settings; shaw clips"
         keys.refuse("clamp_len", fix)
         keys.refuse("bi_data", "reversing half of the batch is not supported")
-        width, heads = keys.integer("d_model", "hidden_size"), keys.integer("n_head")
-        require(width % heads == 0, "n_head", heads, f"must divide d_model={width}")
+        head_dim = keys.per_head(keys.integer("d_model", "hidden_size"), ("n_head",))
         keys.get("d_head")  # follows from these
         more = {"causal": causal, "stack": "decoder" if causal else "encoder"}
         extras = Extras(segment_bias=True)
-        layer = LayerEncoding(TransformerXL(), width // heads, extras=extras, **more)
+        layer = LayerEncoding(TransformerXL(), head_dim, extras=extras, **more)
         return [layer] * keys.layers()
 
 

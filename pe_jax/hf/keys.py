@@ -151,8 +151,16 @@ class Keys:
         value = self.integer("head_dim", "kv_channels", default=default)
         if value is not None:
             return value
-        width, heads = self.integer(*WIDTH), self.integer(*HEADS)
-        require(width % heads == 0, self._name(HEADS), heads, f"must divide the width {width}")
+        return self.per_head(self.integer(*WIDTH))
+
+    def per_head(self, width: int, names: tuple[str, ...] = HEADS) -> int:
+        """The width over the number of heads, by these names.
+
+        Raises:
+          ValueError: heads that do not divide the width.
+        """
+        heads = self.integer(*names)
+        require(width % heads == 0, self._name(names), heads, f"must divide the width {width}")
         return width // heads
 
     def layers(self, *names: str, default: Any = REQUIRED, low: int = 1) -> int:

@@ -284,14 +284,13 @@ class Rotary(Family):
         layers = keys.mapping("per_layer_config")
         if layers is None:
             return wide if layer_type == FULL and not keys.has_none("per_layer_config") else default
-        widths_of = {layer_type: default for layer_type in types}
+        widths = [default] * len(types)
         for index, settings in layers.items():
             number = int(index) if str(index).isdigit() else -1
             ok = 0 <= number < len(types) and isinstance(settings, Mapping)
             require(ok, "per_layer_config", {index: settings}, "pass layer number → settings")
-            widths_of[types[number]] = settings.get("head_dim", default)
-        listed = {int(i): settings.get("head_dim", default) for i, settings in layers.items()}
-        widths = [listed.get(i, default) for i in range(len(types))]
+            widths[number] = settings.get("head_dim", default)
+        widths_of = dict(zip(types, widths, strict=True))
         same = all(widths_of[x] == width for x, width in zip(types, widths, strict=True))
         same = same and all(is_int(width, 1) for width in widths)
         require(same, "per_layer_config", layers, "layers of one type must have one head_dim")
@@ -370,10 +369,8 @@ class Rotary(Family):
         if nested:
             parameters = {RENAMED.get(x, x): value for x, value in parameters.items()}
             for layer_type, value in parameters.items():
-                ok = value is None or isinstance(value, Mapping)
-                require(
-                    ok, f"rope_parameters[{shown(layer_type)}]", value, "pass a dict for each type"
-                )
+                ok, name = value is None or isinstance(value, Mapping), shown(layer_type)
+                require(ok, f"rope_parameters[{name}]", value, "pass a dict for each type")
         return parameters, nested
 
     def _base(self, keys: Keys, layer_type: str) -> tuple[float, bool]:
@@ -465,9 +462,8 @@ class Step(Rotary):
             values = {name: keys.get(n)[index : index + 1] for n, name in listed.items()}
             values = {name: value[0] for name, value in values.items() if value}
             same = by_type.setdefault(layer_type, values) == values
-            require(
-                same, "rope_theta", keys.get("rope_theta"), "layers of one type must have one base"
-            )
+            fix = "layers of one type must have one base"
+            require(same, "rope_theta", keys.get("rope_theta"), fix)
         keys.config |= dict.fromkeys(listed)
         return {
             layer_type: {**values, **(shared if layer_type == FULL else {})}

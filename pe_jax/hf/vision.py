@@ -77,10 +77,8 @@ class Axial(Family):
         require(is_real(theta) and theta > 1, "rope_theta", theta, "pass a number above 1")
         head_dim = keys.integer("head_dim", default=None)
         if head_dim is None:
-            width = keys.integer(*self.width)
-            heads = keys.integer("num_attention_heads", "num_heads")
-            require(width % heads == 0, "num_attention_heads", heads, f"must divide {width}")
-            head_dim = width // heads
+            names = ("num_attention_heads", "num_heads")
+            head_dim = keys.per_head(keys.integer(*self.width), names)
         fits = head_dim % 4 == 0 if self.axes == 2 else head_dim >= 2 * self.axes
         require(fits, "head_dim", head_dim, "axes rotate pairs: a multiple of 4, or 6 and more")
         more = {"spectrum": self.spectrum, "normalized": self.normalized, "layout": self.layout}

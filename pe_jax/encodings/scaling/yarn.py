@@ -60,12 +60,8 @@ class YaRN(Scaling):
         """(1 - ramp)·θ + ramp·θ/s. Without `base`, it is read off the frequencies."""
         theta = np.asarray(theta, np.float64)
         dim = 2 * theta.size
-        require(
-            dim > 2 or base is not None,
-            "base",
-            base,
-            "pass it: one frequency does not determine the base",
-        )
+        fix = "pass it: one frequency does not determine the base"
+        require(dim > 2 or base is not None, "base", base, fix)
         log_base = -dim / 2 * math.log(theta[1]) if base is None else math.log(base)
 
         def channel(turns: float) -> float:
