@@ -14,7 +14,6 @@ and `reference` to test against. Memory is in proportion to the length, except f
 which only the dense engine has.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, Windowed, make, parse
@@ -99,21 +98,30 @@ __all__ = [
 ]
 
 
-LAZY = {
-    "adapters": "models.adapters",
-    "attention": "engines.api",
-    "cache": "engines.decoding.cache",
-    "reference": "engines.reference",
-    **{name: name for name in ("graphs", "hf", "masks", "naive", "positions")},
-}
-
-
 def __getattr__(name: str) -> Any:
     """Imports a module when it is first asked for: an encoding needs none, adapters need Flax."""
-    if name not in LAZY:
-        raise AttributeError(f"module 'pe_jax' has no attribute {name!r}")
-    module = importlib.import_module(f"pe_jax.{LAZY[name]}")
-    return globals().setdefault(name, getattr(module, name) if name == "attention" else module)
+    match name:
+        case "adapters":
+            import pe_jax.models.adapters as value
+        case "attention":
+            from pe_jax.engines.api import attention as value
+        case "cache":
+            import pe_jax.engines.decoding.cache as value
+        case "graphs":
+            import pe_jax.graphs as value
+        case "hf":
+            import pe_jax.hf as value
+        case "masks":
+            import pe_jax.masks as value
+        case "naive":
+            import pe_jax.naive as value
+        case "positions":
+            import pe_jax.positions as value
+        case "reference":
+            import pe_jax.engines.reference as value
+        case _:
+            raise AttributeError(f"module 'pe_jax' has no attribute {name!r}")
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:
