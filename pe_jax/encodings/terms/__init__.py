@@ -49,11 +49,9 @@ from pe_jax.encodings.terms.scores import (
     PairBias as PairBias,
     TokenBias as TokenBias,
     TokenProduct as TokenProduct,
-    fade as fade,
 )
 from pe_jax.encodings.terms.softmax import Mask as Mask, Sink as Sink, Unnormalized as Unnormalized
 from pe_jax.encodings.terms.term import (
-    Method as Method,
     OfSomeHeads as OfSomeHeads,
     Outside as Outside,
     ProductTerm as ProductTerm,
