@@ -17,7 +17,9 @@ from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.engines.tiled import TileSizes, sizes
 from pe_jax.engines.tiled.groups import Groups
 from tests import util
-from tests.test_tiled import DIMS, HEADS, WIDTH, data_mesh, plan_of
+from tests.calls import mesh as mesh_of
+from tests.test_tiled import plan_of
+from tests.util import DIMS, E, H
 
 
 def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> list[str]:
@@ -29,7 +31,7 @@ def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> 
     terms = encoding.terms(params, DIMS)
     sides = [
         Side(x, x, (None,) * len(terms), tokens)
-        for x in (jnp.zeros((1, n, length, WIDTH)) for n in (HEADS, 2))
+        for x in (jnp.zeros((1, n, length, E)) for n in (H, 2))
     ]
     mask = AttentionSpec(DIMS, True, aligned=True, contiguous=True)
     call, name = Call(mask, terms, *sides, sides[1].x), type(encoding).__name__
@@ -80,7 +82,7 @@ def test_a_kernel_is_for_one_device_of_many(monkeypatch, caplog):
     """Of a process that sees eight, too."""
     assert jax.device_count() == 8
     assert picked(caplog, monkeypatch, "alibi", 2048, "gpu")[0] == "gpu"
-    with jax.sharding.use_abstract_mesh(data_mesh(2).abstract_mesh):
+    with jax.sharding.use_abstract_mesh(mesh_of(data=2).abstract_mesh):
         assert picked(caplog, monkeypatch, "alibi", 2048, "gpu")[0] == "tiled"
 
 
@@ -105,12 +107,14 @@ def test_the_devices_are_those_of_the_mesh_and_not_of_the_process(monkeypatch):
     assert jax.device_count() == 8
     one = (1, (512, 512), Groups(2, 2, 1, 2))  # two heads at a time, in turn
     two = (2, (512, 512), Groups(1, 1, 2, 4))  # all heads
-    across = lambda count: NamedSharding(data_mesh(count), PartitionSpec("data"))  # noqa: E731
+    across = lambda count: NamedSharding(mesh_of(data=count), PartitionSpec("data"))  # noqa: E731
     each = {"in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
-    assert chosen() == chosen(mesh=data_mesh(1)) == chosen(put=across(1)) == one
+    assert chosen() == chosen(mesh=mesh_of(data=1)) == chosen(put=across(1)) == one
     assert chosen(put=jax.devices()[3]) == one
-    assert chosen(mesh=data_mesh(2)) == chosen(put=across(2)) == two
-    alone = chosen((4, 4, 2048, 64), inside=lambda f: jax.shard_map(f, mesh=data_mesh(2), **each))
+    assert chosen(mesh=mesh_of(data=2)) == chosen(put=across(2)) == two
+    alone = chosen(
+        (4, 4, 2048, 64), inside=lambda f: jax.shard_map(f, mesh=mesh_of(data=2), **each)
+    )
     assert alone == one
 
 

@@ -1,4 +1,4 @@
-"""The engines on shapes off the beaten path, what the mask reads, and O(L) memory."""
+"""What the mask reads, the parts of the tiled engine, and O(L) memory."""
 
 import functools
 import math
@@ -26,7 +26,6 @@ ENGINES = {"dense": "dense", "tiled": SMALL}
 EACH_ENGINE = pytest.mark.parametrize("engine", ENGINES.values(), ids=list(ENGINES))
 WIDTH = 6
 (MIXED,) = pe_jax.parse("deberta(buckets=4,max_distance=7)+rope")
-(VALUES,) = pe_jax.parse("shaw(clip=3)+rope")
 DIMS = pe_jax.Dims(H * WIDTH, H, K, WIDTH)
 
 
@@ -34,72 +33,6 @@ def operands(batch=(), queries=7, keys=None, v_width=WIDTH):
     keys = queries if keys is None else keys
     shapes = [(queries, H, WIDTH), (keys, K, WIDTH), (keys, K, v_width)]
     return tuple(noise(*batch, *shape, seed=i) for i, shape in enumerate(shapes))
-
-
-def both(qkv, encoding=MIXED, **options):
-    """Output and gradients of each engine."""
-    params = util.random_params(encoding, DIMS)
-
-    def outcome(engine, params, qkv):
-        f = functools.partial(pe_jax.attention, encoding=encoding, implementation=engine, **options)
-        out, pull = jax.vjp(lambda p, x: f(*x, params=p), params, qkv)
-        return out, pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
-
-    return util.jit(lambda *a: [outcome(engine, *a) for engine in ENGINES.values()])(params, qkv)
-
-
-EVERY_OTHER = {
-    "q_positions": np.arange(9, 16) * 2,
-    "k_positions": np.arange(11) * 3,
-    "q_index": np.arange(4, 11),
-    "k_index": np.arange(11),
-}
-CASES = {
-    "more queries than keys": (
-        operands((2,), 11, 5),
-        {"q_positions": np.arange(11), "k_positions": np.arange(5), "causal": False},
-    ),
-    "one query": (
-        operands((2,), 1, 9),
-        {n: x[:1] if n[0] == "q" else x[:9] for n, x in EVERY_OTHER.items()},
-    ),
-    "no batch axis": (operands((), 7), {"q_positions": np.arange(7)[::-1]}),
-    "two batch axes": (
-        operands((2, 3), 5),
-        {
-            "q_positions": np.arange(30).reshape(2, 3, 5) % 7,
-            "q_segments": np.arange(30).reshape(2, 3, 5) // 4,
-        },
-    ),
-    "values wider, window, both ways": (
-        operands((2,), 13, v_width=9),
-        {"window": 5, "causal": False},
-    ),
-    "window and sinks, both ways, values narrower": (
-        operands((2,), 13, v_width=1),
-        {"window": 2, "sinks": 1, "causal": False},
-    ),
-    "window, sinks, elsewhere": (operands((2,), 7, 11), {"window": 3, "sinks": 2, **EVERY_OTHER}),
-    "shuffled index": (
-        operands((2,), 7),
-        {
-            "q_index": np.asarray([3, 0, 6, 1, 5, 2, 4]),
-            "k_index": np.asarray([3, 0, 6, 1, 5, 2, 4]),
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("qkv, options", CASES.values(), ids=list(CASES))
-def test_dense_equals_tiled_off_the_beaten_path(qkv, options):
-    dense, tiles = both(qkv, **options)
-    assert dense[0].shape == (*qkv[0].shape[:-1], qkv[2].shape[-1])
-    assert_close(tiles, dense)
-
-
-def test_dense_equals_tiled_without_batch_axes_and_with_relative_values():
-    dense, tiles = both(operands((), 7), VALUES)
-    assert_close(tiles, dense)
 
 
 @EACH_ENGINE

@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import pe_jax
 from pe_jax import positions as pos
-from pe_jax.encodings.base import adds_to_input
 from pe_jax.encodings.terms import PathProduct, RowRescore, RowSum, Sink
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
+from pe_jax.engines.sharded.layout import BlockPermuted
 from pe_jax.engines.sharded.ring import hops as count_hops
 from pe_jax.engines.tiled import Tiled, TileSizes
 from pe_jax.training import sharding
@@ -21,22 +20,14 @@ from pe_jax.training.config import EvalConfig, MeshConfig
 from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.step import Trainer
 from tests import tiny, trainers, util
-from tests.util import DIMS, SINGLE, SUMS, B, Case, E, H, K, assert_close, flat, noise
+from tests.calls import NARROW, T5, assert_dense, mesh
+from tests.util import DIMS, SINGLE, SUMS, B, Case, H, assert_close, noise
 
 T = 48  # on four devices: twelve tokens each, in four tiles of three
 IDS = np.repeat(np.int32([[0, 1, 2, -1], [3, 4, 4, -1]]), [9, 8, 20, 11], axis=1)
 CASES = [c for c in SINGLE + SUMS if not util.terms(c.encoding, PathProduct, RowRescore, RowSum)]
 SLOW = pytest.mark.slow
-SMALL = Tiled(TileSizes(3, 3, group=(1, 2)))  # few tokens are many tiles
-T5 = "t5(num_buckets=6,max_distance=9)"
 BOTH = "t5(num_buckets=8,max_distance=6,bidirectional=True)"
-
-
-@functools.cache
-def mesh(**axes: int):
-    count = int(np.prod(list(axes.values())))
-    kinds = (AxisType.Auto,) * len(axes)
-    return jax.make_mesh(tuple(axes.values()), tuple(axes), kinds, devices=jax.devices()[:count])
 
 
 def case_of(spec: str, causal: bool = True) -> Case:
@@ -44,50 +35,13 @@ def case_of(spec: str, causal: bool = True) -> Case:
     return Case(spec, encoding, causal)
 
 
-def outcome(
-    case: Case, rows: Contiguous, places=None, ids=None, kv_heads: int = K, engine=SMALL, **options
-):
-    """Output and gradients of parameters, q, k and v, in order."""
-    enc = case.encoding
-    params = util.random_params(enc)
-    qkv = [jnp.asarray(noise(B, T, n, E, seed=s)) for s, n in enumerate((H, kv_heads, kv_heads))]
-    cotangent = noise(B, T, H, E, seed=9)
-    if places is None and enc.claims.axes > 1:
-        along = np.arange(T, dtype=np.int32) % (enc.limit() or T)  # of a table, what it has
-        places = np.broadcast_to(util.spread(case, along), (B, T, enc.claims.axes))
-    lay = lambda x: x if x is None else rows.spread(jnp.asarray(x))  # noqa: E731
-
-    def f(params, q, k, v):
-        if adds_to_input(enc, DIMS):
-            at = jnp.arange(T) if ids is None else pos.per_segment(ids)
-            at = at if places is None else jnp.asarray(places)
-            q = enc.embed(params, flat(q), at).reshape(q.shape)
-        out = pe_jax.attention(
-            *map(lay, (q, k, v)),
-            encoding=enc,
-            params=params,
-            x=lay(flat(q)),
-            q_positions=lay(places),
-            q_segments=lay(ids),
-            causal=case.causal,
-            embedded=True,
-            implementation=engine,
-            layout=rows,
-            **options,
-        )
-        return rows.restore(out)
-
-    def run(params, *qkv):
-        out, pull = jax.vjp(f, params, *qkv)
-        return out, pull(cotangent)
-
-    return util.jit(run)(params, *qkv)
-
-
-def check(case: Case, rows: Contiguous, engine=SMALL, **given) -> None:
+def check(case: Case, ring, **given) -> None:
     """Asserts that what devices share is what one device has."""
-    want = outcome(case, CONTIGUOUS, engine="dense", **given)
-    assert_close(outcome(case, rows, engine=engine, **given), want, 2e-5)
+    axes, limit = case.encoding.claims.axes, case.encoding.limit() or T
+    if axes > 1:  # of a table, what it has
+        places = np.broadcast_to(util.spread(case, np.arange(T) % limit), (B, T, axes))
+        given = {"q_positions": places} | given
+    assert_dense([ring], case.encoding, 2e-5, causal=case.causal, length=T, lse=False, **given)
 
 
 KINDS = [  # together, what one program takes
@@ -111,14 +65,15 @@ KINDS = [  # together, what one program takes
 )
 def test_a_ring_is_one_device_forward_and_backward(case):
     """Packed rows, grouped heads, padding: the last device sees nothing of any."""
-    check(case, BlockPermuted(mesh(seq=4), balanced=case.causal), ids=IDS)
+    check(case, "ring", q_segments=IDS)
 
 
 @SLOW
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_ring_takes_positions_that_are_not_contiguous(case):
     places = np.sort(np.random.default_rng(0).integers(0, 12, (B, T)), axis=1).astype(np.int32)
-    check(case, BlockPermuted(mesh(seq=4)), places=util.spread(case, places))
+    ring = NARROW, BlockPermuted(mesh(seq=4))
+    check(case, ring, q_positions=util.spread(case, places))
 
 
 @SLOW
@@ -127,7 +82,8 @@ def test_a_ring_takes_positions_that_are_not_contiguous(case):
 @pytest.mark.parametrize("spec", [BOTH, "transformer_xl", "shaw(clip=3)+fox+rope"])
 def test_on_any_number_of_devices(spec, devices, causal):
     for balanced in (True, False):
-        check(case_of(spec, causal), BlockPermuted(mesh(seq=devices), balanced=balanced))
+        ring = NARROW, BlockPermuted(mesh(seq=devices), balanced=balanced)
+        check(case_of(spec, causal), ring)
 
 
 WINDOWED = [T5, "nope", "alibi", "transformer_xl", "rerope"]
@@ -144,13 +100,14 @@ WINDOWS = [{"window": 14, "sinks": 2}, {"window": 8}, {"window": 1}]
     ],
 )
 def test_windows_and_sinks(spec, balanced, window):
-    check(case_of(spec), BlockPermuted(mesh(seq=4), balanced=balanced), ids=IDS, **window)
+    ring = NARROW, BlockPermuted(mesh(seq=4), balanced=balanced)
+    check(case_of(spec), ring, q_segments=IDS, **window)
 
 
 def test_blocks_that_do_not_fill_their_tiles():
     """Six tokens a block in tiles of four: bands do not fit, and tokens are padded."""
     tiles = Tiled(TileSizes(4, 4))
-    check(case_of(f"{T5}+shaw(clip=3)"), BlockPermuted(mesh(seq=4)), tiles)
+    check(case_of(f"{T5}+shaw(clip=3)"), (tiles, BlockPermuted(mesh(seq=4))))
 
 
 @pytest.mark.parametrize(
@@ -158,34 +115,13 @@ def test_blocks_that_do_not_fill_their_tiles():
 )
 def test_rows_and_heads_are_shared_too(spec):
     axes = mesh(data=2, seq=2, model=2)
-    check(case_of(spec), BlockPermuted(axes, batch=("data",), heads="model"), ids=IDS)
+    ring = NARROW, BlockPermuted(axes, batch=("data",), heads="model")
+    check(case_of(spec), ring, q_segments=IDS)
 
 
 def test_sinks_take_the_same_share():
     terms = (Sink(jnp.asarray(noise(H, seed=5))),)
-    check(case_of(f"{T5}+shaw(clip=3)"), BlockPermuted(mesh(seq=4)), ids=IDS, terms=terms)
-
-
-@SLOW
-def test_half_precision_is_near_full_precision():
-    (encoding,) = pe_jax.parse("t5+rope")
-    rows, params = BlockPermuted(mesh(seq=8)), util.random_params(encoding)
-    qkv = [jnp.asarray(noise(B, T, n, E, seed=n), jnp.bfloat16) for n in (H, K, K)]
-
-    def grads(layout, engine, *qkv):
-        how = {"encoding": encoding, "implementation": engine, "layout": layout}
-        f = functools.partial(pe_jax.attention, **how)
-        loss = lambda p, *x: jnp.sin(f(*x, params=p).astype(jnp.float32)).sum()  # noqa: E731
-        return jax.grad(loss, (0, 1, 2, 3))(params, *qkv)
-
-    def low(*qkv):
-        params, *found = grads(rows, SMALL, *map(rows.spread, qkv))
-        return params, *map(rows.restore, found)
-
-    full = util.jit(functools.partial(grads, CONTIGUOUS, "dense"))(*qkv)
-    low = util.jit(low)(*qkv)
-    assert [x.dtype for x in low[1:]] == [jnp.bfloat16] * 3
-    assert_close(jax.tree.map(lambda x: x.astype(jnp.float32), low), full, 0.03)
+    check(case_of(f"{T5}+shaw(clip=3)"), "ring", q_segments=IDS, terms=terms)
 
 
 # Where tokens lie.
@@ -293,7 +229,7 @@ def trained(spec: str, **axes: int) -> Trainer:
     devices = int(np.prod(list(axes.values())))
     config = MeshConfig(**{"data": 1, **axes})
     grid = sharding.make_mesh(config, jax.devices()[:devices])
-    options = spec if isinstance(spec, dict) else {"encoding": spec}
+    options = spec if isinstance(spec, dict) else {"encoding": spec, "layers": 1}
     model = tiny.config(**options)
     return Trainer(model, trainers.OPTIMIZER, trainers.STEPS, grid)
 

@@ -1,4 +1,7 @@
-"""Sums along rows in tiles that are visited from the right: CoPE, GRAPE-AP, stick-breaking."""
+"""Sums along rows in tiles that are visited from the right: CoPE, GRAPE-AP, stick-breaking.
+
+tests/test_engine_matrix.py holds them to the dense engine.
+"""
 
 import functools
 
@@ -12,85 +15,8 @@ from pe_jax.encodings.terms import RowSum, rows
 from pe_jax.encodings.terms.rows import suffix_sums
 from pe_jax.engines.tiled import Tiled, TileSizes
 from tests import util
+from tests.calls import TILES, outcomes
 from tests.util import DIMS, E, H, K, assert_close, noise
-
-SPECS = ["cope(positions=6)", "grape_ap", "stick_breaking", "stick_breaking(attend_current=True)"]
-SMALL = Tiled(TileSizes(16, 16, group=(1, 2)))
-UNEVEN = Tiled(TileSizes(24, 8, group=(1, 4)))
-
-
-def outcome(spec: str, engine, length: int, *, size: float = 1.0, **options):
-    """Output and gradients by parameters, q, k, v and the layer's input."""
-    (encoding,) = pe_jax.parse(spec)
-    qkv = [size * noise(2, length, n, E, seed=n) for n in (H, K, K)]
-    params, x = util.random_params(encoding), noise(2, length, H * E, seed=7)
-
-    def run(params, x, *qkv):
-        f = functools.partial(pe_jax.attention, encoding=encoding, implementation=engine, **options)
-        out, pull = jax.vjp(lambda p, x, *qkv: f(*qkv, params=p, x=x), params, x, *qkv)
-        return out, pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
-
-    return util.jit(run)(params, x, *qkv)
-
-
-SIZES = [(SPECS[1], 16, UNEVEN), (SPECS[2], 1, SMALL)]
-SIZES += [(spec, 100, UNEVEN) for spec in SPECS if "(attend" not in spec]
-
-
-@pytest.mark.parametrize("spec, length, engine", SIZES)
-def test_tiles_from_the_right_are_the_whole_row(spec, length, engine):
-    assert_close(outcome(spec, engine, length), outcome(spec, "dense", length), 2e-5)
-
-
-IDS = np.repeat([-1, 0, 1, 2, -1], [20, 10, 25, 20, 5])[None].repeat(2, 0)
-MASKS = {
-    "documents": {"q_segments": IDS},
-    "both ways, backwards": {"causal": False, "q_positions": np.arange(80)[::-1].copy()},
-    "window, sinks, cap": {"window": 21, "sinks": 3, "logit_cap": 3.0},
-    "prefix and dropout": {
-        "mask": pe_jax.masks.prefix(np.asarray([9, 40])),
-        "causal": False,
-        "dropout_rate": 0.3,
-        "dropout_key": jax.random.key(3),
-    },
-}
-HIDDEN = [(SPECS[0], name) for name in MASKS]
-HIDDEN += [(spec, name) for spec in SPECS[1:3] for name in ("documents", "both ways, backwards")]
-
-
-@pytest.mark.parametrize("spec, name", HIDDEN)
-def test_what_the_mask_hides_counts_nothing(spec, name):
-    got, want = (outcome(spec, engine, 80, **MASKS[name]) for engine in (SMALL, "dense"))
-    assert_close(got, want, 2e-5)
-
-
-BESIDE = [
-    "cope(positions=6)+grape_ap+alibi+rope+t5+fire",
-    "cope(positions=6)+grape_ap+shaw(clip=3)+transformer_xl+fox",
-    "stick_breaking+rope+t5+fox",
-    "cope(positions=6)+rerope(window=8)",  # products of several views
-    "cope(positions=6)+wall",  # and of fading channels
-]
-
-
-@pytest.mark.parametrize("spec", BESIDE)
-def test_sums_stand_beside_every_other_kind(spec):
-    got, want = (outcome(spec, engine, 60) for engine in (SMALL, "dense"))
-    assert_close(got, want, 2e-5)
-
-
-@pytest.mark.parametrize("spec", SPECS[1:3])  # CoPE: the law of tests/contract
-def test_half_precision_is_near_full_precision(spec):
-    (encoding,) = pe_jax.parse(spec)
-    params, x = util.random_params(encoding), noise(2, 60, H * E, seed=7)
-    half = [jnp.asarray(noise(2, 60, n, E, seed=n), jnp.bfloat16) for n in (H, K, K)]
-
-    def run(engine, *qkv):
-        f = functools.partial(pe_jax.attention, encoding=encoding, params=params, x=x)
-        return util.jit(functools.partial(f, implementation=engine))(*qkv)
-
-    full = run("dense", *(jnp.asarray(y, jnp.float32) for y in half))
-    assert_close(run(SMALL, *half), full, 0.05)
 
 
 @pytest.mark.parametrize("spec", ["stick_breaking", "grape_ap"])
@@ -132,14 +58,15 @@ def test_beyond_the_limit_no_gates_are_computed(monkeypatch, ids):
     jax.clear_caches()  # of calls of the same shapes
     monkeypatch.setattr(RowSum, "row_bias", spy_sums)
     monkeypatch.setattr(rows, "suffix_sums", spy_gates)
-    documents = {} if ids is None else {"q_segments": np.tile(ids, (2, 1))}
-    got = outcome("cope(positions=6)", Tiled(TileSizes(16, 16, group=(1, 2))), 320, **documents)
+    call = {"spec": "cope(positions=6)", "length": 320, "lse": False}
+    call |= {} if ids is None else {"q_segments": np.tile(ids, (2, 1))}
+    (got,) = outcomes(["tiles"], **call)
     jax.effects_barrier()
     groups, tiles = 2 * (H // 2), 20 * 21 // 2
     assert 0 < len(gates) <= 3 * groups * 2 * 20  # forward, sums for the backward pass, backward
     assert len(sums) <= groups * (2 * tiles + 3 * 20)  # those sums are collected to the limit alone
     monkeypatch.undo()
-    assert_close(got, outcome("cope(positions=6)", "dense", 320, **documents), 2e-5)
+    assert_close([got], outcomes(["dense"], **call), 2e-5)
 
 
 def test_long_rows_are_the_whole_row():
@@ -175,7 +102,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
         params = util.random_params(encoding)
 
         def loss(params, x, *qkv, encoding=encoding):
-            how = {"encoding": encoding, "implementation": SMALL, "params": params, "x": x}
+            how = {"encoding": encoding, "implementation": TILES, "params": params, "x": x}
             return (pe_jax.attention(*qkv, **how) ** 2).sum()
 
         def temporary(length, params=params, loss=loss):

@@ -15,7 +15,7 @@ import pe_jax
 from pe_jax.engines import dispatch, reference
 from pe_jax.engines.kernels import self_check
 from pe_jax.engines.kernels.gpu import engine, passes
-from tests.kernel_calls import LENGTH, T5, attend, operands
+from tests.calls import LENGTH, T5, attend, operands
 from tests.util import DIMS, assert_close, random_params
 
 AUTO = (jax.sharding.AxisType.Auto,)
@@ -157,7 +157,7 @@ def test_one_gradient_that_is_wrong_is_found(kernels, caplog, monkeypatch, field
     kernels.runs = interpreted
     wrong_attention = passes.common.differentiable(passes._forward, wrong)
     monkeypatch.setattr(passes, "attention", wrong_attention)
-    ask("logarithmic")
+    ask("kerple")
     (line,) = said(caplog)
     named = {"coefficients": "terms.0.numbers"}.get(field, field)
     assert f"the gradient of {named} by 0.05" in line

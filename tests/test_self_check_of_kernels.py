@@ -10,7 +10,7 @@ from pe_jax.engines.kernels import self_check
 from pe_jax.engines.kernels.gpu import engine
 from pe_jax.engines.kernels.tpu import engine as tpu
 from pe_jax.engines.kernels.tpu import splash
-from tests.kernel_calls import LENGTH, drawn, operands
+from tests.calls import LENGTH, drawn, operands
 
 DOCUMENTS = np.arange(2 * LENGTH).reshape(2, LENGTH) // 70
 
@@ -61,7 +61,7 @@ def test_a_gradient_that_is_only_rounding_is_measured_beside_its_terms_others(ke
 @pytest.mark.parametrize("spec, tokens", [("t5", 2 * 64 + 113 + 61), ("fox", 2 * 64 + 61)])
 def test_the_real_size_of_a_case(spec, tokens):
     """Two blocks of the real kernels and a part, which bfloat16 rounds as it does small ones."""
-    case = drawn((), spec, qkv=operands(1000, "bfloat16"), length=None)
+    case = drawn((), spec, qkv=operands(1000, dtype="bfloat16"), length=None)
     assert case.q.x.shape[2] == tokens
     errors = self_check.differences(functools.partial(engine.attend, interpret=True), case)
     assert max(errors.values()) < self_check.bound("bfloat16") / 2

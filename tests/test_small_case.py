@@ -7,7 +7,7 @@ import pytest
 import pe_jax
 from pe_jax.encodings.terms import DistanceFormula, OfSomeHeads, State, TokenBias, select
 from pe_jax.engines.kernels import small_case
-from tests.kernel_calls import LENGTH, T5, answer, drawn, operands
+from tests.calls import LENGTH, T5, answer, drawn, operands
 from tests.util import B, E, H, K
 
 
@@ -40,7 +40,6 @@ def test_what_is_the_same_to_kernels_is_one_case():
         ("alibi+" + T5, {}),
         ("kerple", {}),
         ("kerple(kind='power')", {}),
-        ("logarithmic", {}),
     ],
 )
 def test_what_differs_to_kernels_is_another(spec, options):

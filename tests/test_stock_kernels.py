@@ -1,10 +1,9 @@
-"""cuDNN's kernels and JAX's splash: exact, with biases of keys and products in further channels.
+"""cuDNN's kernels and JAX's splash: when they are taken, and what their further channels hold.
 
-`jax.nn`'s XLA stands for cuDNN, which needs a GPU; splash runs interpreted.
+tests/test_engine_matrix.py holds them to the dense engine.
 """
 
 import functools
-import itertools
 import logging
 
 import jax
@@ -21,83 +20,11 @@ from pe_jax.engines.kernels import common, self_check
 from pe_jax.engines.kernels.gpu import cudnn, launches
 from pe_jax.engines.kernels.tpu import splash
 from pe_jax.engines.sharded.layout import CONTIGUOUS
-from tests.kernel_calls import answer, drawn
-from tests.util import B, H, K, noise
+from tests.calls import SIZES, answer, operands
+from tests.util import noise
 
-RUN = {
-    "cudnn": functools.partial(cudnn.attend, implementation="xla"),
-    "splash": functools.partial(splash.attend, interpret=True),
-}
 LENGTH = 90
 IDS = np.repeat(np.asarray([[0, 1, -1, 2], [3, 3, 3, -2]], np.int32), [30, 25, 5, 30], axis=1)
-
-
-def operands(width=16, values=None, dtype="float32", heads=(H, K), length=LENGTH):
-    shapes = [(B, length, heads[0], width), *[(B, length, heads[1], n) for n in (width, values)]]
-    shapes[2] = (*shapes[2][:3], values or width)
-    return tuple(jnp.asarray(noise(*shape, seed=n), dtype) for n, shape in enumerate(shapes))
-
-
-def case(spec="nope", terms=(), length=LENGTH, **options):
-    """The small case of a call: its spec, terms, sides and values."""
-    kinds = {name: options.pop(name) for name in ("width", "values", "dtype") if name in options}
-    return drawn(terms, spec, qkv=operands(**kinds), length=length, **options)
-
-
-BOTH = {
-    "nothing": {},
-    "nothing, both ways": {"causal": False},
-    "a window": {"spec": "rope", "window": 20},
-    "alibi": {"spec": "alibi"},
-    "two biases of keys": {"spec": "alibi+fox"},
-    "fox": {"spec": "fox"},
-    "products and a bias of keys": {"spec": "tupe(length=128)+alibi"},
-    "narrow values": {"spec": "alibi", "values": 6},
-    "wide values": {"values": 24},
-}
-ALONE = {
-    "splash": {
-        "a cap": {"spec": "alibi", "logit_cap": 2.0},
-        "documents": {"spec": "alibi", "q_segments": IDS},
-        "documents, gates": {"spec": "fox", "q_segments": IDS},
-        "a window both ways": {"window": 20, "causal": False},
-    },
-    "cudnn": {"a width that is no multiple of 8": {"spec": "fox", "width": 12}},
-}
-CASES = [*itertools.product(RUN, BOTH), *((n, name) for n in ALONE for name in ALONE[n])]
-
-
-@pytest.mark.parametrize("kernels, name", CASES)
-def test_output_and_every_gradient_are_the_dense_engines(kernels, name):
-    given = BOTH.get(name) or ALONE[kernels].get(name, {})
-    found = self_check.differences(RUN[kernels], case(**given))
-    assert max(found.values()) < 1e-4, found
-
-
-@pytest.mark.parametrize("kernels, spec", [*zip(RUN, ["alibi+rope", "fox"], strict=True)])
-def test_half_precision_differs_as_rounding_does(kernels, spec):
-    found = self_check.differences(RUN[kernels], case(spec, dtype="bfloat16"))
-    assert max(found.values()) < self_check.bound("bfloat16") / 2, found
-
-
-@pytest.mark.parametrize("kernels", RUN)
-def test_parameters_get_the_gradients_of_the_dense_engine(kernels):
-    """Of gates, to which the gradients of all later tokens add up."""
-    encoding, dims = pe_jax.make("fox"), pe_jax.Dims(H * 16, H, K, 16)
-    params = encoding.init(jax.random.key(0), dims)
-    q, k, v = operands()
-
-    def gradient(implementation):
-        def loss(params, q, k):
-            x, given = q.reshape(B, LENGTH, -1), {"encoding": encoding, "params": params}
-            out = pe_jax.attention(q, k, v, x=x, implementation=implementation, **given)
-            return (out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)).sum()
-
-        return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(params, q, k)
-
-    got, want = gradient(RUN[kernels]), gradient("dense")
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(x, y, atol=2e-4 * np.abs(y).max())
 
 
 # What the channels hold.
@@ -155,9 +82,9 @@ def test_a_bias_of_keys_is_the_kinds_own_claim():
 
 
 def reasons(kernels, spec="nope", **options):
-    sizes = "width", "values", "dtype", "length"
-    kinds = {name: options.pop(name) for name in sizes if name in options}
-    return answer(kernels.refusal, spec, operands(**kinds), **options)
+    sizes = {"length": LENGTH, "width": 16}
+    sizes |= {name: options.pop(name) for name in SIZES if name in options}
+    return answer(kernels.refusal, spec, operands(**sizes), **options)
 
 
 def test_what_they_cannot_run_has_a_reason(monkeypatch):
@@ -165,7 +92,7 @@ def test_what_they_cannot_run_has_a_reason(monkeypatch):
     for kernels, given in ((cudnn, half), (splash, {})):
         taken = functools.partial(reasons, kernels, **given)
         assert taken() is taken("rope", window=5) is taken("alibi") is taken("fox") is None
-        assert taken("tupe(length=128)+alibi") is taken(values=8) is None
+        assert taken("tupe(length=128)+alibi") is taken(v_width=8) is None
         assert taken("t5") == "it has no DistanceBias" and "Keys" in taken("shaw")
         assert "several views" in taken("rerope") and "RowSum" in taken("cope")
         assert "both sides" in taken("alibi", causal=False)

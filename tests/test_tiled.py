@@ -1,4 +1,7 @@
-"""The tiled engine where it is special: stages, tables, groups, several devices."""
+"""The tiled engine where it is special: stages, tables, groups, several devices.
+
+tests/test_engine_matrix.py has what a call may ask of it.
+"""
 
 import dataclasses
 import functools
@@ -7,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import pe_jax
 from pe_jax.encodings import terms as kinds
@@ -19,45 +22,23 @@ from pe_jax.engines.tiled import Tiled, TileSizes, passes, schedule
 from pe_jax.engines.tiled.plan import NonDiff, Operands, Plan, make_plan, with_tables
 from pe_jax.engines.tiled.schedule import Stage
 from tests import util
-from tests.util import assert_close, noise
+from tests.calls import TILES, assert_dense, mesh
+from tests.util import DIMS, E, H, assert_close, noise
 
-HEADS, WIDTH = 4, 8
-DIMS = pe_jax.Dims(HEADS * WIDTH, HEADS, 2, WIDTH)
 LENGTH = 300
-SMALL = Tiled(TileSizes(16, 16, group=(1, 2)))
 SLOW = pytest.mark.slow
-
-
-def outcome(spec: str, engine, length: int = LENGTH, size: float = 1.0, **options):
-    """Output and gradients, at two rows of `length` tokens."""
-    (encoding,) = pe_jax.parse(spec)
-    qkv = [size * noise(2, length, n, WIDTH, seed=n) for n in (HEADS, 2, 2)]
-    params = util.random_params(encoding, DIMS)
-
-    def run(params, *qkv):
-        f = functools.partial(pe_jax.attention, encoding=encoding, implementation=engine, **options)
-        out, pull = jax.vjp(lambda p, *x: f(*x, params=p), params, *qkv)
-        return out, pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
-
-    return util.jit(run)(params, *qkv)
-
-
-def assert_dense(spec: str, engine: Tiled, length: int = LENGTH, **options) -> None:
-    """That tiles give what the dense engine gives, gradients too."""
-    got, want = (outcome(spec, e, length, **options) for e in (engine, "dense"))
-    assert_close(got, want, 2e-5)
 
 
 def plan_of(
     spec: str,
     causal: bool = True,
-    sizes: TileSizes = SMALL.sizes,
+    sizes: TileSizes = TILES.sizes,
     length: int = LENGTH,
     **options,
 ) -> Plan:
     """What is static about a call with contiguous positions."""
     told = AttentionSpec(DIMS, causal, aligned=True, contiguous=True)
-    shapes = (2, HEADS, length), (2, length)
+    shapes = (2, H, length), (2, length)
     return make_plan(told, terms_of(spec), *shapes, sizes, segments=False, **options)
 
 
@@ -113,7 +94,7 @@ def test_tiles_within_the_horizons_are_near(spec, causal, gaps):
 
 @pytest.mark.parametrize("spec, causal", COMPARED)
 def test_beyond_the_horizons_terms_are_one_value(spec, causal):
-    assert_dense(spec, Tiled(SQUARE), causal=causal)
+    assert_dense([Tiled(SQUARE)], spec, 2e-5, causal=causal, length=LENGTH)
 
 
 @pytest.mark.parametrize("spec, causal", [(spec, causal) for spec, causal, _ in HORIZONS])
@@ -145,7 +126,7 @@ def test_without_a_horizon_tables_have_all_distances(spec, causal):
     plan = plan_of(spec, causal, SQUARE)
     assert plan.gaps == (0,) and not plan.uniform
     assert not any(stage.uniform for stage in schedule.stages(plan))
-    assert_dense(spec, SMALL, causal=causal)
+    assert_dense(["tiles"], spec, 2e-5, causal=causal, length=LENGTH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,16 +154,16 @@ class Clipped:
 def test_a_horizon_may_lie_off_the_diagonal(horizon, causal, gaps):
     """Pairs nearer than its low end read the lowest value."""
     low, high = horizon
-    biases, vectors = (jnp.asarray(noise(1, high - low + 1, *width)) for width in ((), (WIDTH,)))
+    biases, vectors = (jnp.asarray(noise(1, high - low + 1, *width)) for width in ((), (E,)))
     read = Clipped(low, high)
     terms = (
         kinds.DistanceBias(read, biases, horizon=horizon),
         kinds.RelativeKeys(read, vectors, horizon=horizon),
     )
     told = AttentionSpec(DIMS, causal, aligned=True, contiguous=True)
-    plan = make_plan(told, terms, (2, HEADS, 90), (2, 90), SMALL.sizes, segments=False)
+    plan = make_plan(told, terms, (2, H, 90), (2, 90), TILES.sizes, segments=False)
     assert plan.gaps == tuple(16 * n for n in gaps)
-    assert_dense("nope", SMALL, 90, terms=terms, causal=causal)
+    assert_dense(["tiles"], "nope", 2e-5, terms=terms, causal=causal, length=90)
 
 
 @pytest.mark.parametrize("spec", ["t5(max_distance=40)", "transformer_xl", "rope"])
@@ -214,33 +195,10 @@ def test_each_term_of_distances_is_evaluated_along_diagonals(spec, along):
         tile = passes.Tile(Stage(None, uniform=False, masked=True), 0, 0)
         found.append([line is not None for line in group.lines(group.cut(tile), tile)])
 
-    placed = make_plan(AttentionSpec(DIMS, True), terms, (2, HEADS, LENGTH), (2, LENGTH))
+    placed = make_plan(AttentionSpec(DIMS, True), terms, (2, H, LENGTH), (2, LENGTH))
     for plan in (plan_of(spec), placed):  # at explicit positions none is
         jax.eval_shape(functools.partial(note, plan), terms)
     assert found == [along, [False] * len(along)]
-
-
-WINDOW, SINKS = {"window": 50}, {"window": 20, "sinks": 3}
-
-
-@pytest.mark.parametrize(
-    "spec, options",
-    [
-        (f"{BOTH}+shaw(clip=16)", SINKS),
-        (f"{BOTH}+shaw(clip=16)", {**WINDOW, "causal": False}),
-        ("transformer_xl+alibi", WINDOW),
-        ("deberta+rope", SINKS),
-        ("kerple", {**SINKS, "causal": False}),
-    ],
-    ids=str,
-)
-def test_stages_under_a_window(spec, options):
-    assert_dense(spec, SMALL, 120, **options)
-
-
-def test_stages_of_packed_documents():
-    ids = np.repeat([0, 1, 2, -1], [50, 7, 55, 8])[None].repeat(2, 0)
-    assert_dense("t5(max_distance=40)+shaw(clip=16)", SMALL, 120, q_segments=ids)
 
 
 def of_distances(table, distance):
@@ -249,11 +207,11 @@ def of_distances(table, distance):
 
 
 def test_a_bias_of_all_distances_may_be_scaled_as_products_are():
-    term = kinds.DistanceBias(of_distances, jnp.asarray(noise(HEADS, 40)), scaled=True)
-    q = noise(1, 40, HEADS, WIDTH)
+    term = kinds.DistanceBias(of_distances, jnp.asarray(noise(H, 40)), scaled=True)
+    q = noise(1, 40, H, E)
     tiled, dense = (
         pe_jax.attention(q, q, q, terms=(term,), implementation=engine)
-        for engine in (SMALL, "dense")
+        for engine in (TILES, "dense")
     )
     np.testing.assert_allclose(tiled, dense, atol=1e-5)
 
@@ -271,10 +229,10 @@ def test_a_bias_that_hides_what_is_far_leaves_the_rest_exact(far):
         term = kinds.DistanceBias(hides_the_far, values, horizon=(0, 20))
         return (pe_jax.attention(q, q, q, terms=(term,), implementation=engine) ** 2).sum()
 
-    arrays = jnp.float32(1.5), jnp.asarray(noise(1, 60, HEADS, WIDTH))
+    arrays = jnp.float32(1.5), jnp.asarray(noise(1, 60, H, E))
     got, want = (
         util.jit(jax.value_and_grad(functools.partial(run, engine), (0, 1)))(*arrays)
-        for engine in (SMALL, "dense")
+        for engine in (TILES, "dense")
     )
     assert_close(got, want, 2e-5)
 
@@ -282,9 +240,9 @@ def test_a_bias_that_hides_what_is_far_leaves_the_rest_exact(far):
 def test_a_kind_that_reads_whole_rows_is_refused_by_name():
     (encoding,) = pe_jax.parse("dape")
     terms = encoding.terms(util.random_params(encoding, DIMS), DIMS)
-    q = jnp.zeros((1, 8, HEADS, WIDTH))
+    q = jnp.zeros((1, 8, H, E))
     with pytest.raises(ValueError, match="the tiled engine has no RowRescore"):
-        pe_jax.attention(q, q, q, terms=terms, implementation=SMALL)
+        pe_jax.attention(q, q, q, terms=terms, implementation=TILES)
 
 
 @kinds.kind
@@ -299,17 +257,17 @@ class Echo(kinds.ScoreTerm):
 
 
 def test_a_kind_from_outside_is_evaluated_pair_by_pair():
-    gain = noise(HEADS)
+    gain = noise(H)
 
     def run(engine, gain, *qkv):
         terms = (Echo(gain), kinds.DistanceBias(distance_bias, gain))
         how = {"terms": terms, "implementation": engine, "encoding": pe_jax.make("rope")}
         return (pe_jax.attention(*qkv, **how) ** 2).sum()
 
-    qkv = [noise(2, 40, n, WIDTH, seed=n) for n in (HEADS, 2, 2)]
+    qkv = [noise(2, 40, n, E, seed=n) for n in (H, 2, 2)]
     got, want = (
         util.jit(jax.grad(functools.partial(run, engine), (0, 1, 2, 3)))(gain, *qkv)
-        for engine in (SMALL, "dense")
+        for engine in (TILES, "dense")
     )
     assert_close(got, want, 2e-5)
 
@@ -318,52 +276,10 @@ def distance_bias(gain, distance):
     return gain.reshape(-1, *(1,) * distance.ndim) * jnp.sin(distance.astype(jnp.float32))
 
 
-def test_sinks_take_the_same_share_in_tiles():
-    """Their gradient comes through the logarithm of each row's sum."""
-    terms = (kinds.Sink(jnp.asarray(noise(HEADS, seed=5))),)
-    got, want = (outcome(BOTH, e, 60, terms=terms, causal=False) for e in (SMALL, "dense"))
-    assert_close(got, want, 2e-5)
-    assert np.abs(got[0] - outcome(BOTH, "dense", 60, causal=False)[0]).max() > 0.01
-
-
 def test_groups_that_do_not_divide_the_heads_are_refused():
-    q = jnp.zeros((1, 8, HEADS, WIDTH))
+    q = jnp.zeros((1, 8, H, E))
     with pytest.raises(ValueError, match=r"group=\(1, 3\): must divide 1 rows and 4 heads"):
         pe_jax.attention(q, q, q, implementation=Tiled(TileSizes(4, 4, group=(1, 3))))
-
-
-@pytest.mark.parametrize(
-    "sizes, options",
-    [
-        ((8, 16), {}),
-        ((8, 16), {"window": 12, "sinks": 3}),
-        ((24, 8), {"causal": False}),
-        ((24, 8), {"window": 12}),
-    ],
-    ids=str,
-)
-def test_tiles_need_not_be_squares(sizes, options):
-    tiles = Tiled(TileSizes(*sizes, group=(1, 2)))
-    assert_dense("clipped(clip=9)+transformer_xl", tiles, 60, **options)
-
-
-def test_a_product_of_tokens_in_tiles():
-    options = {"x": noise(2, 40, HEADS * WIDTH), "q_positions": np.arange(39, -1, -1)}
-    assert_dense("fox+tupe(length=40)+shaw(clip=3)+fire", SMALL, 40, **options)
-
-
-def test_states_enter_tiles_of_every_kind():
-    options = {"causal": False, "x": noise(2, 60, HEADS * WIDTH, seed=7)}
-    assert_dense(f"fox+{BOTH}", SMALL, 60, **options)
-
-
-def test_states_join_the_products_of_distances():
-    x = noise(2, 60, HEADS * WIDTH, seed=7)
-    assert_dense("shaw(clip=3)+wavlm+transformer_xl+fox+alibi", SMALL, 60, x=x)
-
-
-def test_a_tile_has_pairs_of_several_views():
-    assert_dense("rerope(window=8)", SMALL, 60, causal=False)
 
 
 @pytest.mark.parametrize("shared_keys", [False, True])
@@ -376,7 +292,7 @@ def test_a_tile_that_one_view_scores_as_a_whole_takes_one_product(gap, count, sh
         jax.debug.callback(lambda: taken.append(1))
         return multiply(q, k)
 
-    q, k = noise(1, 2, 4, 2 * WIDTH), noise(1, 2, 4, WIDTH if shared_keys else 2 * WIDTH)
+    q, k = noise(1, 2, 4, 2 * E), noise(1, 2, 4, E if shared_keys else 2 * E)
     sides = (
         Side(q, None, (), Tokens(places + gap, places)),
         Side(k, None, (), Tokens(places, places)),
@@ -390,16 +306,6 @@ def test_a_tile_that_one_view_scores_as_a_whole_takes_one_product(gap, count, sh
     assert_close(got, want)
 
 
-def test_the_same_bits_each_time():
-    once, twice = (outcome("transformer_xl", SMALL, 60) for _ in range(2))
-    jax.tree.map(np.testing.assert_array_equal, once, twice)
-
-
-def data_mesh(count: int):
-    kinds = (AxisType.Auto,)
-    return jax.make_mesh((count,), ("data",), kinds, devices=jax.devices()[:count])
-
-
 BY_AXIS = [("t5+shaw", 2), ("transformer_xl+fox", 2), ("cope(positions=6)", 2)]
 BY_AXIS += [("alibi+shaw+fox", 0), pytest.param("rerope", 2, marks=SLOW)]
 
@@ -409,18 +315,18 @@ def test_devices_that_share_a_call_by_the_compiler_are_one(spec, axis):
     """Under jit, on arrays that lie on a mesh: all heads in a tile, nothing cut up by hand."""
     (encoding,) = pe_jax.parse(spec)
     params, x = util.random_params(encoding, DIMS), noise(2, 40, DIMS.width)
-    qkv = [jnp.asarray(noise(2, 40, HEADS, WIDTH, seed=n)) for n in range(3)]
+    qkv = [jnp.asarray(noise(2, 40, H, E, seed=n)) for n in range(3)]
 
     def grads(implementation):
         def loss(params, *qkv):
             how = {"x": x, "dims": dims, "implementation": implementation}
             return (pe_jax.attention(*qkv, encoding=encoding, params=params, **how) ** 2).sum()
 
-        dims = pe_jax.Dims(DIMS.width, HEADS, HEADS, WIDTH)
+        dims = pe_jax.Dims(DIMS.width, H, H, E)
         return util.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
 
-    where = NamedSharding(data_mesh(2), PartitionSpec(*[None] * axis, "data"))
-    found = grads(SMALL)(params, *(jax.device_put(y, where) for y in qkv))
+    where = NamedSharding(mesh(data=2), PartitionSpec(*[None] * axis, "data"))
+    found = grads(TILES)(params, *(jax.device_put(y, where) for y in qkv))
     assert_close(found, grads("dense")(params, *qkv), 2e-5)
 
 
@@ -428,35 +334,19 @@ def test_devices_that_share_a_call_by_the_compiler_are_one(spec, axis):
 def test_a_batch_divided_by_shard_map_is_the_whole_batch(spec):
     (encoding,) = pe_jax.parse(spec)
     params = util.random_params(encoding, DIMS)
-    qkv = [jnp.asarray(noise(2, 40, n, WIDTH, seed=n)) for n in (HEADS, 2, 2)]
+    qkv = [jnp.asarray(noise(2, 40, n, E, seed=n)) for n in (H, 2, 2)]
 
     def loss(params, *qkv):
         out = pe_jax.attention(
-            *qkv, encoding=encoding, params=params, dims=DIMS, implementation=SMALL
+            *qkv, encoding=encoding, params=params, dims=DIMS, implementation=TILES
         )
         return (out * out).sum()
 
     def shard(params, *qkv):
         return jax.lax.psum(loss(params, *qkv), "data")
 
-    mesh, each = data_mesh(2), PartitionSpec("data")
+    two, each = mesh(data=2), PartitionSpec("data")
     whole = (PartitionSpec(), each, each, each)
-    divided = jax.shard_map(shard, mesh=mesh, in_specs=whole, out_specs=PartitionSpec())
+    divided = jax.shard_map(shard, mesh=two, in_specs=whole, out_specs=PartitionSpec())
     grads = [util.jit(jax.grad(f, argnums=(0, 1, 2, 3)))(params, *qkv) for f in (loss, divided)]
     assert_close(grads[1], grads[0], 2e-5)
-
-
-def test_half_precision_is_near_full_precision():
-    (encoding,) = pe_jax.parse("shaw(clip=3)+t5")
-    params = util.random_params(encoding, DIMS)
-    half = [jnp.asarray(noise(1, 60, n, WIDTH, seed=n), jnp.bfloat16) for n in (HEADS, 2, 2)]
-
-    def grads(*qkv):
-        f = functools.partial(pe_jax.attention, encoding=encoding, implementation=SMALL)
-        return jax.grad(lambda p, *x: f(*x, params=p).astype(jnp.float32).sum(), (0, 1, 2, 3))(
-            params, *qkv
-        )
-
-    low, full = util.jit(grads)(*half), util.jit(grads)(*(x.astype(jnp.float32) for x in half))
-    assert [x.dtype for x in low[1:]] == [jnp.bfloat16] * 3
-    assert_close(jax.tree.map(lambda x: x.astype(jnp.float32), low), full, 0.05)

@@ -1,6 +1,6 @@
-"""The TPU engine: what the dense one gives, and O(L) memory by the TPU's own compiler.
+"""The TPU's kernels: what they leave out and refuse, and O(L) memory by the TPU's own compiler.
 
-The kernels run interpreted here. `pytest -m slow tests/test_tpu_kernels.py` compiles every scheme
+tests/test_engine_matrix.py holds them to the dense engine. `pytest -m slow` compiles every scheme
 for a TPU v5e that need not be there; that takes minutes and `pip install "jax[tpu]"`.
 """
 
@@ -24,170 +24,17 @@ import pe_jax
 from experiments.measuring.workloads import SPECS
 from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import (
-    DistanceBias,
-    DistanceFormula,
     PairBias,
     PathProduct,
     RowRescore,
-    Sink,
-    Tokens,
     select,
 )
-from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernels.tpu import engine, operands, shear, splash
-from pe_jax.numerics.position_arrays import as_positions
+from pe_jax.engines.kernels.tpu import engine, shear, splash
+from pe_jax.engines.kernels.tpu import operands as plans
 from tests import util
-from tests.engine_calls import answer, arguments, equations
-from tests.util import contiguous, noise
-
-HEADS, E, F = 4, 6, 5
-
-
-@dataclasses.dataclass(frozen=True)
-class Kerple(pe_jax.Encoding):
-    """A profile with coefficients that are learned: -a·log(1 + b·|d|); of integers alone."""
-
-    def init_layer(self, key, dims):
-        return {"ab": jnp.ones((dims.heads, 2))}
-
-    def terms(self, params, dims):
-        return (DistanceFormula(logarithm, jnp.exp(params.layer["ab"])),)
-
-
-def logarithm(numbers, distance):
-    a, b = numbers
-    places = as_positions(distance, name="distance")
-    return -a * jnp.log1p(b * jnp.abs(places).astype(jnp.float32))
-
-
-@dataclasses.dataclass(frozen=True)
-class Free(pe_jax.Encoding):
-    """A table that is constant nowhere: 64 distances either way."""
-
-    def init_layer(self, key, dims):
-        return {"table": jnp.ones((dims.heads, 129))}
-
-    def terms(self, params, dims):
-        return (DistanceBias(look_up, params.layer["table"]),)
-
-
-@dataclasses.dataclass(frozen=True)
-class Scaled(Free):
-    """The same, multiplied by the scale, and constant from 64 on."""
-
-    def terms(self, params, dims):
-        return (DistanceBias(look_up, params.layer["table"], horizon=(-64, 64), scaled=True),)
-
-
-def look_up(table, distance):
-    return table[:, jnp.clip(distance, -64, 64) + 64]
-
-
-@dataclasses.dataclass(frozen=True)
-class WithSink(pe_jax.Encoding):
-    """Nothing but a logit in the softmax, for which the engine must give row sums."""
-
-    def init_layer(self, key, dims):
-        return {"logit": jnp.ones(dims.heads)}
-
-    def terms(self, params, dims):
-        return (Sink(params.layer["logit"]),)
-
-
-T5 = "t5(num_buckets=6,max_distance=9)"
-BOTH = "t5(num_buckets=8,max_distance=6,bidirectional=True)"
-IDS = np.repeat(np.asarray([[0, 1, -1, 2], [3, 3, 3, -2]], np.int32), [7, 6, 2, 6], axis=1)
-BIASED = {  # tokens in blocks of 8: neither 21 nor 27 is a multiple
-    "alibi, both ways, grouped heads": ("alibi", {"causal": False, "kv_heads": 2}),
-    "alibi+rope, window, segments": ("alibi+rope", {"window": 9, "ids": IDS}),
-    "t5, whole blocks, one key head": (T5, {"tokens": 24, "kv_heads": 1}),
-    "t5, both ways, segments": (BOTH, {"causal": False, "ids": IDS, "kv_heads": 2}),
-    "t5, window both ways": (BOTH, {"causal": False, "window": 11}),
-    "buckets+rope, window beyond the length": (
-        "buckets(edges=(0,1,4))+rope",
-        {"kv_heads": 2, "window": 99},
-    ),
-    "clipped, one token": ("clipped(clip=3)", {"tokens": 1, "causal": False}),
-    "clipped+t5, beyond the length": ("clipped(clip=40)+t5", {}),
-    "no horizon": (Free(), {"causal": False}),
-    "learned profile+t5": (
-        pe_jax.Sum((Kerple(), *pe_jax.parse(T5))),
-        {"tokens": 27, "kv_heads": 2},
-    ),
-    "multiplied by the scale": (Scaled(), {"causal": False}),
-    "sink": (WithSink(), {"window": 9, "ids": IDS}),
-    "fire, grouped heads, window": (
-        "fire(width=12,length=9.0)",
-        {"tokens": 40, "kv_heads": 2, "window": 19},
-    ),
-    "fire, shared, segments": ("fire(width=5,shared=True)", {"ids": IDS, "kv_heads": 1}),
-    "fire+alibi": ("alibi+fire(width=5)", {"tokens": 40}),
-    "fire, one token": ("fire(width=5)", {"tokens": 1}),
-}
-LONG_IDS = np.repeat(np.asarray([[0, 1, -1, 2], [3, 3, 3, -2]], np.int32), [70, 60, 20, 50], axis=1)
-MASKED = {  # of splash, two blocks of 128; tests/test_stock_kernels has one
-    "rope, window both ways, segments": (
-        "rope",
-        {"tokens": 200, "window": 40, "causal": False, "ids": LONG_IDS},
-    ),
-}
-
-
-def setting(queries, kv_heads, options):
-    """What is static of a call, and the tokens of contiguous positions."""
-    _, heads, tokens, width = queries
-    dims = pe_jax.Dims(heads * width, heads, kv_heads, width)
-    causal, window = options.get("causal", True), options.get("window")
-    places = jnp.asarray(contiguous(tokens))[None]
-    spec = AttentionSpec(dims, causal, window, aligned=True, contiguous=True)
-    return spec, Tokens(places, places, options.get("ids"))
-
-
-def outcome(attend, encoding, spec, tokens, params, qkv, sums=False):
-    """Output, row sums if `sums`, and every gradient of them."""
-
-    def f(params, qkv):
-        out, lse = attend(*arguments(encoding, spec, params, qkv, tokens))
-        return (out, jnp.where(lse == reference.LOWEST, 0, lse)) if sums else out
-
-    results, pull = jax.vjp(f, params, qkv)
-    cotangents = jax.tree.map(lambda x: jnp.asarray(noise(*x.shape, seed=3), x.dtype), results)
-    return results, pull(cotangents)
-
-
-@pytest.mark.parametrize("name", [*BIASED, *MASKED])
-def test_the_kernels_give_what_the_dense_engine_gives(name):
-    given, options = (BIASED | MASKED)[name]
-    encoding = pe_jax.parse(given)[0] if isinstance(given, str) else given
-    tokens, kv_heads = options.get("tokens", 21), options.get("kv_heads", HEADS)
-    heads_and_widths = [(HEADS, E), (kv_heads, E), (kv_heads, F)]
-    qkv = [noise(2, h, tokens, w, seed=n) for n, (h, w) in enumerate(heads_and_widths)]
-    spec, places = setting(qkv[0].shape, kv_heads, options)
-    params = util.random_params(encoding, spec.dims)
-    kernels = engine if name in BIASED else splash
-    assert kernels.refusal(*arguments(encoding, spec, params, qkv, places)) is None
-    options = {"block": 8} if name in BIASED else {}
-    attend = functools.partial(kernels.attend, **options, interpret=True)
-    call = encoding, spec, places, params, qkv, name in BIASED
-    got = util.jit(lambda: outcome(attend, *call))()
-    util.assert_close(got, util.jit(lambda: outcome(reference.attend, *call))(), 1e-5)
-    if places.segments is not None:
-        out = jax.tree.leaves(got)[0]
-        assert not np.asarray(out).swapaxes(1, 2)[places.segments < 0].any()
-
-
-@pytest.mark.parametrize("name, outputs", [("alibi", [2, 1, 2]), ("learned profile", [2, 2, 2])])
-def test_gradients_of_constants_are_not_computed(name, outputs):
-    """Of ALiBi's slopes, say: results of the kernels forward, for queries and for keys."""
-    encoding = pe_jax.make("alibi") if name == "alibi" else Kerple()
-    qkv = [noise(1, HEADS, 8, E)] * 3
-    spec, places = setting(qkv[0].shape, HEADS, {})
-    params = util.random_params(encoding, spec.dims)
-    attend = functools.partial(engine.attend, interpret=True)
-    call = functools.partial(outcome, attend, encoding, spec, places)
-    text = jax.make_jaxpr(call)(params, qkv)
-    assert [len(e.outvars) for e in equations(text.jaxpr, "pallas_call")] == outputs
+from tests.calls import answer, operands, step
+from tests.util import noise
 
 
 @pytest.mark.parametrize(
@@ -199,23 +46,18 @@ def test_a_half_precision_q_is_not_rounded_by_the_scale(scheme, width, causal):
 
     It had outputs off by up to 0.4, gradients by 6 % of their norm.
     """
-    encoding = pe_jax.make(scheme)
-    spec, places = setting((1, 2, 200, width), 2, {"causal": causal, "window": 150})
-    params = util.random_params(encoding, spec.dims)
-    qkv = [s * noise(1, 2, 200, width, seed=n) for n, s in enumerate((64, 1, 1))]
-    half = [jnp.asarray(x, jnp.bfloat16) for x in qkv]
-    full = [x.astype(jnp.float32) for x in half]
-
-    def run(attend, qkv):
-        return outcome(attend, encoding, spec, places, params, qkv)
-
-    refused = splash.refusal(*arguments(encoding, spec, params, half, places))
+    size = {"batch": (1,), "length": 200, "heads": (2, 2), "width": width, "sharp": 64}
+    options = {"causal": causal, "window": 150}
+    half = operands(**size, dtype="bfloat16")
+    refused = answer(splash.refusal, scheme, half, **options)
     assert (refused is None) == (scheme == "nope" and width == 16)
-    attend = (splash if refused is None else engine).attend
-    got = util.jit(functools.partial(run, functools.partial(attend, interpret=True)))(half)
-    want = util.jit(functools.partial(run, reference.attend))(full)
+    kernels = functools.partial((splash if refused is None else engine).attend, interpret=True)
+    options |= {**size, "dtype": "bfloat16", "lse": False}
+    (run, arrays), (dense, _) = (step(how, scheme, **options) for how in (kernels, "dense"))
+    full = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
+    got, want = util.jit(run)(*arrays), util.jit(dense)(*full)
     assert np.abs(np.asarray(got[0]) - np.asarray(want[0])).max() < 0.03
-    for gradient, exact in zip(got[1][1], want[1][1], strict=True):
+    for gradient, exact in zip(got[1][1:], want[1][1:], strict=True):
         error = np.linalg.norm(np.asarray(gradient, np.float32) - np.asarray(exact))
         assert error < 0.02 * np.linalg.norm(exact)
 
@@ -251,41 +93,59 @@ def test_windows_of_vectors_take_each_pair_its_own(monkeypatch):
 
 
 def test_tiles_outside_the_mask_are_not_in_the_grid():
-    spec, tokens = setting((1, 4, 4096, 64), 4, {"window": 600})
-    qkv = [jnp.zeros((1, 4, 4096, 64))] * 3
-    call = arguments(pe_jax.make("alibi"), spec, pe_jax.Params({}, {}), qkv, tokens)
-    plan = engine.counted(engine.make_plan(*call[:3]))
-    assert plan.steps == (3, 3) and plan.tiles == 1 + 2 + 6 * 3
-    plan = dataclasses.replace(plan, decays=False)
-    arrays = operands.make_arrays(plan, *call[1:])
-    ends = []
-    for by_keys in (False, True):
-        schedule = operands.make_schedule(plan, arrays, by_keys)
-        ends.append([np.asarray(x)[0, 0].tolist() for x in (schedule.first, schedule.last)])
-    assert ends[0] == [[0, 0, 0, 1, 2, 3, 4, 5], [*range(8)]]
-    assert ends[1] == [[*range(8)], [2, 3, 4, 5, 6, 7, 7, 7]]
+    def ends(*call):
+        plan = engine.counted(engine.make_plan(*call[:3]))
+        assert plan.steps == (3, 3) and plan.tiles == 1 + 2 + 6 * 3
+        found = schedules(dataclasses.replace(plan, decays=False), *call[1:])
+        return [[x[0, 0].tolist() for x in both] for both in found]
+
+    qkv = [jnp.zeros((1, 4096, 4, 64))] * 3
+    by_queries, by_keys = answer(ends, "alibi", qkv, window=600)
+    assert by_queries == [[0, 0, 0, 1, 2, 3, 4, 5], [*range(8)]]
+    assert by_keys == [[*range(8)], [2, 3, 4, 5, 6, 7, 7, 7]]
+
+
+def schedules(plan, *call):
+    """The first and last tile of each row of tiles, then of each column."""
+    arrays = plans.make_arrays(plan, *call)
+    both = [plans.make_schedule(plan, arrays, by_keys) for by_keys in (False, True)]
+    return [(np.asarray(found.first), np.asarray(found.last)) for found in both]
+
+
+def test_keys_that_have_faded_are_not_visited():
+    """FoX's gates are near 1/2: 43 tokens weigh nothing. Nor are those of other documents."""
+
+    def ends(spec, terms, q, *rest):
+        return schedules(engine.counted(engine.make_plan(spec, terms, q, 16)), terms, q, *rest)
+
+    params = pe_jax.make("fox").init(jax.random.key(0), util.DIMS)
+    call = functools.partial(answer, ends, "fox", operands(320, sharp=0.01), params=params)
+    (first, last), (first_of_keys, last_of_keys) = call()
+    assert (first[:, :, -1] > 12).all() and (last == np.arange(20)).all()
+    assert (first_of_keys == np.arange(20)).all() and (last_of_keys[:, :, 0] < 7).all()
+    (first, _), _ = call(q_segments=np.arange(320)[None].repeat(2, 0) // 32)
+    assert (first == np.arange(20) // 2 * 2).all()
 
 
 def test_what_the_engine_cannot_run_has_a_reason():
-    def reason(given, tokens=64, **changes):
-        (encoding,) = pe_jax.parse(given) if isinstance(given, str) else (given,)
-        spec, places = setting((1, 4, tokens, 8), 4, {})
-        spec = dataclasses.replace(spec, **changes)
-        params = util.random_params(encoding, spec.dims)
-        qkv = [jax.ShapeDtypeStruct((1, 4, tokens, 8), jnp.float32)] * 3
+    def reason(given, tokens=64, **options):
+        shape = jax.ShapeDtypeStruct((1, tokens, 4, 8), jnp.float32)
+        ask = functools.partial(answer, engine.refusal, given, params=None, **options)
+        found = []
+        jax.eval_shape(lambda *qkv: found.append(ask(qkv)), *[shape] * 3)
+        return found[0]
 
-        def take(params, qkv):
-            return arguments(encoding, spec, params, qkv, places)
-
-        return answer(engine.refusal, take, params, qkv)
-
+    elsewhere, order = (
+        np.arange(64) // 2,
+        {"q_index": np.arange(64)[::-1], "k_index": np.arange(64)},
+    )
     assert reason("self_extend") == "it has no Rotation with several views of each token"
     assert reason("dape+fire") == "it has no RowRescore"
     assert reason("fire") is reason("transformer_xl", 4096) is reason("deberta+rope") is None
-    assert "same tokens" in reason("rope", aligned=False)
-    assert "explicit positions" in reason("shaw", contiguous=False)
-    assert reason("t5+alibi+rope", contiguous=False) is None
-    assert reason(Free(), 2**20) == "a bias without a horizon over 1048576 tokens"
+    assert "same tokens" in reason("rope", **order)
+    assert "explicit positions" in reason("shaw", q_positions=elsewhere)
+    assert reason("t5+alibi+rope", q_positions=elsewhere) is None
+    assert reason("dpb", 2**20) == "a bias without a horizon over 1048576 tokens"
     assert reason("t5+alibi", 2**20) is None
     assert reason("transformer_xl", 2**20) == "vectors without a horizon over 1048576 tokens"
     assert reason("inkling(extent=20000)", 2**20) == "vectors of distances from -1 to 20000"
