@@ -25,8 +25,8 @@ EXEMPT: dict[str, dict[str, str]] = {
     "shift": {"xpos": "its positions end on both sides; test_xpos shifts within them"},
     "rotation": {
         "xpos": "it scales besides: norms change with the position",
-        "pope": "it takes magnitudes of channels: norms change, once; test_pope has the distances",
-        "fope": "sums of waves are no rotation; test_fope says when they are one",
+        "pope": "it takes magnitudes of channels: norms change, once",
+        "fope": "sums of waves are no rotation",
         "cayley_string": "R_0 is a basis; test_cayley_string has the law for two tokens",
         "liere": "larger generators do not commute; test_liere says when only differences count",
     },
@@ -37,14 +37,9 @@ EXEMPT: dict[str, dict[str, str]] = {
         "cayley_string": "as rope_mixed; test_cayley_string compares it on images",
         "liere": "as rope_mixed; test_liere compares it on images",
     },
-    "groups": {
-        "rope_mixed": "it has parameters for each key head; test_rope_mixed repeats these as well",
-        "selective_rope": "as rope_mixed; test_selective_rope repeats them",
-        "fope": "as rope_mixed; test_fope repeats them",
-        "liere": "as rope_mixed; test_liere repeats them",
-    },
+    "groups": {"selective_rope": "key heads have slices of the input; test_selective_rope"},
     "alone": {
-        "sink": "its logit takes a share where a token sees itself alone; test_sink has it",
+        "sink": "its logit takes a share where a token sees itself alone",
         "stick_breaking": "weights do not add up to 1; test_stick_breaking has its law",
     },
 }

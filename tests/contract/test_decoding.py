@@ -8,7 +8,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pe_jax.encodings.terms import DistanceTerm
 from pe_jax.engines.decoding import cache
 from tests import util
 from tests.contract.laws import OF_KINDS, ONE_AXIS, each
@@ -16,11 +15,11 @@ from tests.util import DIMS, B, T, assert_close, contiguous
 
 
 @functools.cache
-def decoder(case, first: int, contiguous: bool = False, tables: bool = False):
+def decoder(case, first: int, contiguous: bool = False):
     """The outputs of a prefill of `first` tokens, then of one step for each other token."""
 
     def decode(params, qkv, positions):
-        past = cache.empty(case.encoding, B, T + 2, DIMS, params=params if tables else None)
+        past = cache.empty(case.encoding, B, T + 2, DIMS)
         shared = {"encoding": case.encoding, "params": params, "dims": DIMS, "embedded": True}
 
         def extend(past, qkv, places):
@@ -61,8 +60,3 @@ def test_decoding_with_a_cache_equals_dense(case, data):
 @each([c for c in ONE_AXIS if c.causal], quick=OF_KINDS)
 def test_decoding_contiguous_tokens_equals_dense(case):
     decodes(case, contiguous(B, T), contiguous=True)
-
-
-@each([c for c in ONE_AXIS if c.causal and util.terms(c.encoding, DistanceTerm)], quick=OF_KINDS)
-def test_decoding_with_tables_of_a_cache_equals_dense(case):
-    decodes(case, contiguous(B, T), contiguous=True, tables=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from pe_jax.encodings.base import Dims
 from pe_jax.encodings.terms import Outside, RelativeValues, select
 from pe_jax.positions import per_segment
 from tests import util
@@ -46,14 +47,21 @@ def test_dense_equals_tiled_where_positions_are_contiguous(case, steps, padding)
     assert_close(got, want[: len(got)], 2e-5)
 
 
+def repeated(x, like):
+    """An array with each key head's entries as often as there are query heads to it."""
+    (axis,) = [a for a, n in enumerate(like.shape) if n != x.shape[a]] or (0,)
+    return np.repeat(x, like.shape[axis] // x.shape[axis], axis)
+
+
 @each(FIRST, "groups")
 def test_grouped_heads_equal_repeated_heads(case):
+    """Parameters of each key head are repeated as well."""
     q, k, v = util.inputs()
-    places = util.spread(case, contiguous(B, T))
-    wide = (q, *(np.repeat(x, H // K, axis=2) for x in (k, v)))
-    params, ids = util.random_params(case.encoding), np.zeros((B, T), np.int32)
-    repeated = util.jit(lambda *a: util.layer(case, *a, implementation="dense"))
-    want = repeated(params, *wide, places, ids)
+    places, ids = util.spread(case, contiguous(B, T)), np.zeros((B, T), np.int32)
+    wide = util.shapes(case.encoding, Dims(H * E, H, H, E))
+    params = jax.tree.map(repeated, util.random_params(case.encoding), wide)
+    run = util.jit(lambda *a: util.layer(case, *a, implementation="dense"))
+    want = run(params, q, *(np.repeat(x, H // K, axis=2) for x in (k, v)), places, ids)
     for engine in ENGINES:
         assert_close(util.run(case, engine, positions=places)[0], want)
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import pe_jax
-from pe_jax.encodings import cope
 from tests.encodings.common import (
     DIMS,
     HEAD_DIM,
@@ -16,25 +15,6 @@ from tests.encodings.common import (
 )
 
 COPE = pe_jax.make("cope", positions=4)
-
-
-def test_hidden_keys_are_not_counted():
-    (term,) = COPE.terms(random_params(COPE), DIMS)
-    products = jnp.asarray([[0.0, -2.0, 2.0, 1.0]])
-    seen = jnp.asarray([[True, True, True, False]])
-    gates = np.asarray(jax.nn.sigmoid(products))[0]
-    want = np.cumsum(np.append(gates[:3], 0)[::-1])[::-1]
-    numbers = jnp.arange(4.0)[None, None, None]  # as vectors' products: the bias is the sum itself
-    block = products[None, None], ((numbers, None), None), seen[None, None], jnp.zeros((1, 1, 1, 1))
-    bias, total = term.row_bias(*block)
-    np.testing.assert_allclose(bias[0, 0, 0], want, rtol=1e-6)
-    np.testing.assert_allclose(total.item(), want[0], rtol=1e-6)
-
-
-def test_vectors_are_interpolated_and_the_last_one_stays():
-    values = jnp.asarray([[10.0, 20.0, 40.0]])
-    found = cope.interpolate(values, jnp.asarray([[0.0, 0.5, 1.25, 2.0, 9.0]]))
-    np.testing.assert_allclose(found, [[10, 15, 25, 40, 40]])
 
 
 def test_fresh_vectors_change_nothing():

@@ -10,50 +10,11 @@ from pe_jax.encodings.terms import views
 from pe_jax.engines.decoding import cache
 from pe_jax.naive import rotary
 from tests import util
-from tests.encodings.common import DIMS, HEAD_DIM, LENGTH, NONE, attend, qkv
+from tests.encodings.common import DIMS, HEAD_DIM, LENGTH, NONE, qkv
 
 CHUNK_SIZE, LOCAL = 5, 2
 SMALL = pe_jax.make("dual_chunk", chunk_size=CHUNK_SIZE, local_size=LOCAL)
 CHUNK = CHUNK_SIZE - LOCAL
-
-
-def distances(length: int) -> np.ndarray:
-    """What our views give each pair: the angle of one pair of channels of frequency 1."""
-    unit = np.zeros((length, 1, 2), np.float32)
-    unit[..., 0] = 1
-    places = np.arange(length)
-    q, k = (util.rotate(SMALL, side, NONE, unit, places) for side in "qk")
-    q = q[:, 0, 0::2] + 1j * q[:, 0, 1::2]  # [T, 3], one view each
-    k = k[:, 0, 0] + 1j * k[:, 0, 1]
-    apart = np.clip(places[:, None] // CHUNK - places // CHUNK, 0, 2)
-    return np.angle(np.take_along_axis(q, apart, axis=1) / k)
-
-
-def test_the_nearest_keep_their_distance_and_none_exceeds_that_of_training():
-    near = distances(4 * CHUNK)
-    away = np.arange(4 * CHUNK)[:, None] - np.arange(4 * CHUNK)
-    close = (away >= 0) & (away <= LOCAL)  # angles below π
-    np.testing.assert_allclose(near[close], away[close], atol=1e-5)
-    wide = pe_jax.make("dual_chunk", chunk_size=8, local_size=2)
-    row = pe_jax.naive.make_row(*qkv(length=40)[:2])
-    found = {}
-
-    def record(row, *, distance, **_):
-        found["distance"] = distance
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rotary, "rope", record)
-        rotary.dual_chunk(row, chunk_size=wide.chunk_size, local_size=wide.local_size)
-    seen = found["distance"][np.tri(40, dtype=bool)]
-    assert seen.min() == 0 and seen.max() == 8
-
-
-def test_a_chunk_as_long_as_the_row_is_rope():
-    q, k, v = qkv()
-    wide = pe_jax.make("dual_chunk", chunk_size=LENGTH + 2, local_size=2)
-    rope = pe_jax.make("rope")
-    np.testing.assert_allclose(attend(q, k, v, wide, NONE), attend(q, k, v, rope, NONE), atol=1e-6)
-    assert np.abs(attend(q, k, v, SMALL, NONE) - attend(q, k, v, rope, NONE)).max() > 0.01
 
 
 @pytest.mark.parametrize("implementation", ["dense", "tiled"])
@@ -81,16 +42,6 @@ def test_three_attentions_merged_by_their_sums_are_the_same(implementation):
         outs.append(merged / total)
     got = pe_jax.attention(*qkv(), encoding=SMALL, implementation=implementation)
     np.testing.assert_allclose(got, np.concatenate(outs), atol=1e-5)
-
-
-def test_a_shift_by_whole_chunks_changes_nothing():
-    q, k, v = qkv()
-    places = np.arange(LENGTH)
-    here = attend(q, k, v, SMALL, NONE, q_positions=places)
-    there = attend(q, k, v, SMALL, NONE, q_positions=places + 7 * CHUNK)
-    np.testing.assert_allclose(there, here, atol=1e-6)
-    other = attend(q, k, v, SMALL, NONE, q_positions=places + 1)
-    assert np.abs(other - here).max() > 1e-3
 
 
 def test_queries_are_rotated_three_times_and_a_cache_holds_keys_once():

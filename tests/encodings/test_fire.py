@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings import fire
 from tests.encodings.common import DIMS, random_params
 
 
@@ -14,21 +13,6 @@ from tests.encodings.common import DIMS, random_params
 def test_one_network_for_all_layers_or_one_for_each(shared):
     params = random_params(pe_jax.make("fire", width=7, shared=shared))
     assert bool(params.shared) == shared != bool(params.layer)
-
-
-def test_the_past_is_seen_as_parts_of_one_at_any_length():
-    i = np.array([0, 1, 5, 100, 10**6])
-    x = np.asarray(fire.interpolate(i, i, 0.1, 50.0))
-    past = i[:, None] >= i
-    assert (x[past] >= 0).all() and (x[past] <= 1).all() and not np.diag(x).any()
-    # beyond the threshold the first token is always at 1; before it, never
-    np.testing.assert_allclose(x[3:, 0], 1, atol=1e-5)
-    assert x[2, 0] < 0.3
-
-
-def test_it_depends_on_the_query_s_own_position_from_the_threshold_on():
-    at = lambda i, j: float(fire.interpolate(np.array([i]), np.array([j]), 0.1, 50.0)[0, 0])  # noqa: E731
-    assert at(10, 7) == at(40, 37) > at(100, 97) > at(1000, 997)
 
 
 @pytest.mark.parametrize("change", [{}, {"c": 0.0}, {"multiplier": 0.0}, {"c": 0.0, "w1": 0.0}])

@@ -7,11 +7,8 @@ import pytest
 from jax import export
 
 import pe_jax
-from pe_jax.encodings import fox
 from pe_jax.numerics import running_sums
 from tests.encodings.common import (
-    DIMS,
-    HEADS,
     LENGTH,
     WIDTH,
     attend,
@@ -21,15 +18,6 @@ from tests.encodings.common import (
 
 FOX = pe_jax.make("fox")
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
-
-
-def test_a_token_forgets_what_came_before_it_and_not_itself():
-    """The gate of the query's own token counts, the key's own does not."""
-    params = random_params(FOX)
-    log_gates = jnp.asarray([0.0, -1, -10, -100])[:, None]
-    np.testing.assert_allclose(fox.forgetting(log_gates)[0, 3], [-111, -110, -100, 0])
-    (term,) = FOX.terms(params, DIMS)
-    assert term.state(X, None).shape == (LENGTH, HEADS, term.state.width)
 
 
 @jax.jit

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pe_jax
-from pe_jax.encodings import alibi, kerple
+from pe_jax.encodings import kerple
 from pe_jax.naive.bias import kerple_kernel
 from tests import util
 
@@ -32,12 +32,6 @@ def test_any_distance_and_any_parameter_in_range(kind, distances, p, a):
     p, a = np.float32(p).item(), np.float32(a).item()
     want = kerple_kernel(np.array(distances), p, a, kind)
     np.testing.assert_allclose(ours, want, rtol=2e-5, atol=1e-7)
-
-
-def test_the_power_with_exponent_1_is_alibi():
-    distance = np.arange(-40, 40)
-    ours = bias("power", distance, np.ones(3), alibi.slopes(4)[:3])  # the fourth is below 0.01
-    np.testing.assert_allclose(ours, alibi.bias(distance, 4)[:3], rtol=2e-6)
 
 
 @BOTH

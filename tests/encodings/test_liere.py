@@ -6,24 +6,15 @@ import pytest
 
 import pe_jax
 from pe_jax import positions as pos
-from pe_jax.encodings import liere, rope_mixed
+from pe_jax.encodings import liere
 from tests import util
-from tests.encodings.common import attend, gradients_of_layer
-from tests.util import H, K, T, assert_close
+from tests.encodings.common import gradients_of_layer
+from tests.util import H, T, assert_close
 
 PLACES = np.asarray(pos.grid(3, 5))[:T]
 
 
 exponential = util.jit(liere.exponential)
-
-
-def test_blocks_of_two_channels_are_rope_mixed():
-    frequencies = util.noise(2, K, 4)
-    generators = np.zeros((2, K, 4, 2, 2), np.float32)
-    generators[..., 0, 1] = -frequencies  # the pair turns from the first channel to the second
-    x = util.noise(T, H, 8)
-    want = rope_mixed.rotate(x, PLACES, frequencies)
-    assert_close(liere.rotate(x, PLACES, generators), want, 2e-6)
 
 
 def products(fields, shift, places=PLACES):
@@ -95,17 +86,6 @@ def test_parameters_are_learned_alike_by_every_engine(commuting):
     assert (np.abs(grads["generators"][..., above]) > 1e-7).all()
     assert not grads["generators"][..., ~above].any()
     assert not commuting or (np.abs(grads["factors"]) > 1e-7).all()
-
-
-@pytest.mark.parametrize("commuting", [False, True])
-def test_queries_share_the_generators_of_their_key_head(commuting):
-    encoding = pe_jax.make("liere", block=4, commuting=commuting)
-    params, (q, k, v) = util.random_params(encoding), util.inputs()
-    given = {"encoding": encoding, "q_positions": PLACES, "causal": False}
-    wide = (np.repeat(x, H // K, axis=2) for x in (k, v))
-    many = {name: np.repeat(x, H // K, axis=1) for name, x in params.layer.items()}
-    want = attend(q, *wide, params=pe_jax.Params({}, many), **given)
-    assert_close(attend(q, k, v, params=params, **given), want)
 
 
 def test_initial_values_are_the_authors():

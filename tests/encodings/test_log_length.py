@@ -27,20 +27,6 @@ def test_it_begins_without_an_effect():
     np.testing.assert_array_equal(attend(*qkv(), ENCODING, first), attend(*qkv()))
 
 
-def test_a_softmax_whose_scores_grow_with_the_logarithm_does_not_flatten():
-    """SSMax: one key is 1 closer than n others, whose share stays what it was."""
-    shares = []
-    for n in (10, 1000):
-        k = np.zeros((n, 1, 1), np.float32)
-        k[0] = 1
-        params = pe_jax.Params({}, {"scale": jnp.ones(1), "bias": jnp.zeros(1)})
-        given = {"q_positions": np.array([n - 1]), "k_positions": np.arange(n), "causal": False}
-        one = np.ones((1, 1, 1), np.float32)
-        out = pe_jax.attention(one, k, k, encoding=ENCODING, params=params, **given)
-        shares.append(float(out.squeeze()))
-    np.testing.assert_allclose(shares, [10 / 19, 1000 / 1999], rtol=1e-4)  # n/(n + n - 1)
-
-
 def test_devices_that_share_heads_have_the_numbers_of_theirs():
     (term,) = ENCODING.terms(PARAMS, DIMS)
     second = term.for_heads(lambda x, axis: jax.lax.slice_in_dim(x, 1, 2, axis=axis))

@@ -47,15 +47,6 @@ def test_sections_are_by_default_those_of_the_released_models(interleaved, secti
     assert (np.count_nonzero(want, axis=1) == sections).all()
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_on_text_it_is_rope(interleaved):
-    x = np.random.default_rng(0).standard_normal((9, 2, 16)).astype("f")
-    encoding = pe_jax.make("mrope", interleaved=interleaved)
-    ours = util.rotate(encoding, "q", NONE, x, pos.multimodal([9]))
-    plain = rope.rotate(x, np.arange(9), rope.frequencies(16, 1e6))
-    np.testing.assert_array_equal(ours, plain)
-
-
 def test_a_sequence_of_text_image_and_video_decodes_as_it_is_read():
     dims, encoding = pe_jax.Dims(16, 2, 1, 8), pe_jax.make("mrope")
     places = pos.multimodal([3, (2, 3), 2, (2, 2, 2), 2])[None]

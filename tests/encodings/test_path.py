@@ -9,7 +9,6 @@ import pytest
 
 import pe_jax
 from pe_jax import naive
-from pe_jax.encodings import path
 from pe_jax.engines import dispatch
 from pe_jax.naive import contextual
 from tests.encodings.common import (
@@ -27,23 +26,6 @@ from tests.encodings.common import (
 
 PATH = pe_jax.make("path")
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
-
-
-def test_maps_are_symmetric_and_no_longer_than_what_they_map():
-    state = path.maps(random_params(PATH).layer, jnp.asarray(X), None)
-    u, w = np.split(np.asarray(state), 2, axis=-1)
-    np.testing.assert_allclose((w**2).sum(-1), 1, rtol=1e-4)
-    strength = (u * w).sum(-1)
-    assert (strength > 0).all() and (strength < 2).all()
-    np.testing.assert_allclose(u, strength[..., None] * w, atol=1e-5)
-
-
-def test_without_strength_it_is_no_encoding():
-    q, k, v = qkv()
-    params = random_params(PATH)
-    params.layer["bias"] = jnp.full(HEADS, -100.0)
-    got = attend(q, k, v, PATH, params, x=X)
-    np.testing.assert_allclose(got, attend(q, k, v), atol=1e-6)
 
 
 def test_its_forget_gate_is_fox():

@@ -22,22 +22,6 @@ def test_it_has_as_many_frequencies_as_channels_an_odd_number_too():
     assert pope.polar(x, np.arange(2)).shape == (2, 1, 10)
 
 
-def test_only_differences_of_positions_count_and_magnitudes_do_not_change():
-    q, k, _ = qkv()
-    place = np.arange(LENGTH)
-
-    @jax.jit
-    def products(at):
-        turned = [util.rotate(POPE, side, PARAMS, x, at) for side, x in (("q", q), ("k", k))]
-        return jnp.einsum("the,she->hts", *turned), turned
-
-    (here, sides), (there, _) = products(place), products(place + 500)
-    np.testing.assert_allclose(there, here, atol=1e-3)  # float32 angles of 500
-    for x, turned in zip((q, k), sides, strict=True):
-        size = np.hypot(*np.split(np.asarray(turned), 2, axis=-1))
-        np.testing.assert_allclose(size, np.logaddexp(0, x), rtol=1e-5)
-
-
 def test_a_phase_is_kept_within_a_turn_with_a_whole_gradient_at_its_ends():
     phase = jnp.float32([-8, -2 * np.pi, -1, 0, 1])
     kept, pull = jax.vjp(pope.bounded, phase)

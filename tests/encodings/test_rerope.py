@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax import naive
 from pe_jax.encodings import rerope
 from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Views, views
@@ -14,34 +13,10 @@ from tests.encodings.common import (
     HEAD_DIM,
     LENGTH,
     NONE,
-    attend,
-    average,
     qkv,
-    row,
 )
 
 WINDOW = 4
-
-
-def test_a_window_beyond_the_sequence_is_rope():
-    q, k, v = qkv()
-    wide, rope = pe_jax.make("rerope", window=LENGTH), pe_jax.make("rope")
-    np.testing.assert_allclose(attend(q, k, v, wide, NONE), attend(q, k, v, rope, NONE), atol=1e-6)
-    narrow = pe_jax.make("rerope", window=1)
-    assert np.abs(attend(q, k, v, narrow, NONE) - attend(q, k, v, rope, NONE)).max() > 0.05
-
-
-@pytest.mark.parametrize("implementation", ["dense", "tiled"])
-def test_with_a_window_and_sinks_it_is_lm_infinite(implementation):
-    """The Λ-shaped mask, and no distance above the length of training."""
-    encoding, sinks = pe_jax.make("rerope", window=WINDOW), 2
-    q, k, v = qkv()
-    options = {"window": WINDOW, "sinks": sinks, "implementation": implementation}
-    got = pe_jax.attention(q, k, v, encoding=encoding, **options)
-    away = row().distance
-    seen = (away >= 0) & ((away < WINDOW) | (np.arange(LENGTH) < sinks))
-    scores = np.where(seen, naive.rotary.rerope(row(), window=WINDOW), -np.inf)
-    np.testing.assert_allclose(got, average(scores, True), atol=1e-5)
 
 
 def test_each_token_is_rotated_twice_and_a_cache_holds_both():

@@ -35,11 +35,3 @@ def test_positions_of_another_number_of_axes_are_refused():
     for places in (np.arange(5), np.zeros((5, 3), int)):
         with pytest.raises(ValueError, match="positions has shape .*; pass 2 axes last"):
             rope.rotate(x, places, rope_2d.frequencies((4, 4)))
-
-
-def test_rows_and_columns_are_not_confused_and_a_prefix_is_not_turned():
-    x, encoding = np.ones((3, 1, 8), np.float32), pe_jax.make("rope_2d")
-    ours = np.asarray(util.rotate(encoding, "q", NONE, x, np.array([[0, 0], [2, 0], [0, 2]])))[:, 0]
-    np.testing.assert_array_equal(ours[0], x[0, 0])
-    assert (ours[1] != 1).tolist() == [True, True, False, False] * 2
-    assert (ours[2] != 1).tolist() == [False, False, True, True] * 2

@@ -6,23 +6,12 @@ import pytest
 
 import pe_jax
 from pe_jax import positions as pos
-from pe_jax.encodings import rope_2d, rope_mixed
+from pe_jax.encodings import rope_mixed
 from tests import util
-from tests.encodings.common import attend, gradients_of_layer
-from tests.util import DIMS, H, K, T, assert_close
+from tests.encodings.common import gradients_of_layer
+from tests.util import DIMS, K, T
 
 PLACES = np.asarray(pos.grid(3, 5))[:T]
-
-
-def test_with_frequencies_on_the_axes_it_is_axial():
-    """One series for rows and one for columns, the same in all heads."""
-    theta = np.asarray(rope_2d.frequencies((4, 4), 100.0))
-    x = util.noise(6, 2, 8)
-    frequencies = np.repeat(theta[:, None], 2, axis=1)
-    mixed = rope_mixed.rotate(x, pos.grid(2, 3), frequencies, layout="half")
-    axial = pe_jax.make("rope_2d", base=100.0)
-    none = pe_jax.Params({}, {})
-    assert_close(mixed, util.rotate(axial, "q", none, x, pos.grid(2, 3)), 1e-6)
 
 
 def test_frequencies_begin_in_two_orthogonal_directions_that_each_head_draws():
@@ -41,16 +30,6 @@ def test_frequencies_begin_in_two_orthogonal_directions_that_each_head_draws():
 def test_frequencies_are_learned_alike_by_every_engine():
     grad = gradients_of_layer(pe_jax.make("rope_mixed"), PLACES)["frequencies"]
     assert grad.shape == (2, K, DIMS.head_dim // 2) and (np.abs(grad) > 1e-6).all()
-
-
-def test_queries_share_the_frequencies_of_their_key_head():
-    encoding = pe_jax.make("rope_mixed")
-    params, (q, k, v) = util.random_params(encoding), util.inputs()
-    given = {"encoding": encoding, "q_positions": PLACES, "causal": False}
-    wide, many = (np.repeat(x, H // K, axis=2) for x in (k, v)), params.layer["frequencies"]
-    repeated = pe_jax.Params({}, {"frequencies": np.repeat(many, H // K, axis=1)})
-    want = attend(q, *wide, params=repeated, **given)
-    assert_close(attend(q, k, v, params=params, **given), want)
 
 
 def test_what_does_not_fit_is_refused():

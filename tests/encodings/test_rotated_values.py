@@ -9,19 +9,10 @@ from pe_jax.encodings import rope
 from pe_jax.encodings.terms import select
 from pe_jax.engines.decoding import cache
 from tests import util
-from tests.encodings.common import DIMS, LENGTH, NONE, attend, qkv
+from tests.encodings.common import DIMS, LENGTH, NONE, qkv
 
 VALUES = pe_jax.make("rotated_values")
 BOTH = pe_jax.parse("rope+rotated_values")[0]
-
-
-def test_an_equal_value_everywhere_is_read_as_a_mean_of_rotations():
-    q, k, _ = qkv()
-    v = np.ones_like(q)
-    out = np.asarray(attend(q, k, v, VALUES, NONE))
-    np.testing.assert_allclose(out[0], v[0], atol=1e-6)  # at distance 0
-    assert np.abs(out[-1] - v[-1]).max() > 0.1
-    np.testing.assert_allclose(attend(q, k, v), v, atol=1e-6)
 
 
 def test_a_cache_keeps_turned_values():
@@ -54,10 +45,3 @@ def test_terms_given_by_hand_are_the_scheme():
     terms = select(VALUES.terms(NONE, DIMS), pe_jax.ValueRotation)
     got = pe_jax.attention(q, k, v, terms=tuple(terms))
     util.assert_close(got, pe_jax.attention(q, k, v, encoding=VALUES), 1e-6)
-
-
-def test_a_scaling_changes_angles_and_no_sizes():
-    scaled = pe_jax.parse("rotated_values(scaling=yarn(factor=4.0,original_length=8))")[0]
-    assert scaled.attention_factor > 1
-    out = attend(*qkv(length=1), encoding=scaled, params=NONE)
-    np.testing.assert_allclose(out, qkv(length=1)[2], atol=1e-6)

@@ -23,13 +23,6 @@ def test_far_distances_are_as_exact_as_near_ones(distance):
     np.testing.assert_allclose(_bias(np.int32([distance]))[:, 0], want, atol=5e-6)
 
 
-def test_distance_0_is_half_the_width_over_the_ratio_and_both_sides_are_alike():
-    bias = np.asarray(sandwich.bias(np.arange(-300, 301), 8))
-    np.testing.assert_allclose(bias[:, 300], 64 / np.arange(1, 9), rtol=1e-6)
-    np.testing.assert_array_equal(bias, bias[:, ::-1])
-    assert bias.dtype == np.float32
-
-
 def test_it_falls_on_the_whole_but_not_always_so_it_does_not_declare_that_it_decays():
     bias = np.asarray(sandwich.bias(np.arange(4096), 8))[0]
     means = [bias[a : 2 * a].mean() for a in (1, 4, 16, 64, 256, 1024)]

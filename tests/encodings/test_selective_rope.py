@@ -7,38 +7,13 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings import selective_rope
-from pe_jax.encodings.terms import Rotation, select
 from pe_jax.naive.contextual import selective_angles
 from tests import util
-from tests.encodings.common import (
-    DIMS,
-    HEAD_DIM,
-    HEADS,
-    LENGTH,
-    WIDTH,
-    attend,
-    float64,
-    qkv,
-    random_params,
-)
+from tests.encodings.common import HEAD_DIM, HEADS, LENGTH, WIDTH, attend, float64, random_params
 from tests.util import B, H, K, T, assert_close
 
 SELECTIVE = pe_jax.make("selective_rope", rank=4)
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
-
-
-def test_with_an_open_gate_and_no_weight_it_is_rope():
-    """Every token then turns each pair by its temperature: the distance counts."""
-    params = jax.tree.map(jnp.zeros_like, random_params(SELECTIVE))
-    params = pe_jax.Params({}, params.layer | {"gate_bias": jnp.full(HEADS, 50.0)})
-    rope = attend(*qkv(), pe_jax.make("rope", base=5e5))
-    np.testing.assert_allclose(attend(*qkv(), SELECTIVE, params, x=X), rope, atol=1e-6)
-
-
-def test_a_closed_gate_leaves_queries_and_keys_alone():
-    params = random_params(SELECTIVE)
-    params = pe_jax.Params({}, params.layer | {"gate_bias": jnp.full(HEADS, -99.0)})
-    np.testing.assert_allclose(attend(*qkv(), SELECTIVE, params, x=X), attend(*qkv()), atol=1e-6)
 
 
 def test_a_bias_of_minus_infinity_is_none():
@@ -71,17 +46,6 @@ def test_angles_keep_their_precision_after_many_tokens():
     got = np.asarray(turned[late], np.float64) @ [[1, 0], [0, 1], [1j, 0], [0, 1j]]
     moved = got * got[:1].conj()  # by the tokens since
     np.testing.assert_allclose(moved, np.exp(1j * (exact[late] - exact[late][:1])), atol=2e-3)
-
-
-def test_a_rotation_keeps_norms():
-    (term,) = select(SELECTIVE.terms(random_params(SELECTIVE), DIMS), Rotation)
-    q, state = qkv()[0], term.state(X, None)
-    turned = term.rotate("q", q, None, state)
-    norms = (np.linalg.norm(x, axis=-1) for x in (turned, q))
-    np.testing.assert_allclose(*norms, rtol=1e-5)
-    half = term.rotate("q", jnp.asarray(q, jnp.bfloat16), None, state)
-    assert half.dtype == jnp.bfloat16
-    np.testing.assert_allclose(half, turned, atol=0.03)
 
 
 def test_queries_share_the_angles_of_their_key_head():

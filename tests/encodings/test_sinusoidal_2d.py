@@ -4,19 +4,8 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax import naive
 from pe_jax.encodings import sinusoidal_2d
 from tests.encodings.common import NONE, WIDTH
-
-
-def test_sinusoids_are_the_papers_halves():
-    places = np.array([[0, 0], [1, 0], [0, 1], [300, 7], [-5, 1000]])
-    want = naive.inputs("sinusoidal_2d", places, 16)
-    np.testing.assert_allclose(sinusoidal_2d.sinusoid_2d(places, 16), want, atol=1e-6)
-    x = np.ones((5, WIDTH), np.float32)
-    embedded = pe_jax.make("sinusoidal_2d").embed(NONE, x, places)
-    want = naive.inputs("sinusoidal_2d", places, WIDTH)
-    np.testing.assert_allclose(embedded - x, want, atol=1e-6)
 
 
 def test_several_axes_share_the_channels():

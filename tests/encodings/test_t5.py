@@ -73,25 +73,6 @@ def test_the_horizon_is_where_the_bucket_stops_changing_on_both_sides(fields, ho
     assert at[lo + 1] != at[lo] and at[hi - 1] != at[hi]
 
 
-def test_keys_to_the_right_take_the_upper_half():
-    ours = np.asarray(t5.bucket(np.array([-1, 0, 1]), 32, 128, bidirectional=True))
-    np.testing.assert_array_equal(ours, [17, 0, 1])
-    np.testing.assert_array_equal(t5.bucket(np.array([-500, -1, 0])), 0)
-
-
-def test_the_gradient_counts_the_distances_of_each_bucket_and_is_finite_at_0():
-    encoding, distance = pe_jax.make("t5"), np.arange(-2, 200)
-    dims = pe_jax.Dims(4, 1, 1, 4)
-
-    def total(table):
-        return util.distance_bias(
-            encoding, pe_jax.Params({"table": table}, {}), distance, dims
-        ).sum()
-
-    counts = np.bincount(np.asarray(t5.bucket(distance)), minlength=32)
-    np.testing.assert_array_equal(jax.grad(total)(jnp.zeros((1, 32)))[0], counts)
-
-
 def test_each_layer_may_have_a_table_of_its_own():
     encoding = pe_jax.make("t5", num_buckets=8, max_distance=20, shared=False)
     params = random_params(encoding)

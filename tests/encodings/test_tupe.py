@@ -7,7 +7,7 @@ import pytest
 
 import pe_jax
 from pe_jax import naive
-from pe_jax.encodings import buckets, learned, t5, tupe
+from pe_jax.encodings import buckets, t5, tupe
 from pe_jax.encodings.terms import TokenProduct, select
 from tests.encodings.common import DIMS, average, check_attention, float64, random_params, row
 
@@ -31,23 +31,6 @@ def test_positions_outside_the_table_are_nan_also_in_the_rows_and_columns_that_a
     np.testing.assert_array_equal(found, np.broadcast_to(bad[:, None] | bad, found.shape))
     with pytest.raises(ValueError, match=f"{ROWS} is outside the learned table of length {ROWS}"):
         bias(encoding, params, places[2:3], places[:1])
-
-
-@pytest.mark.parametrize("reset", [True, False])
-def test_the_product_is_the_correlation_of_positions(reset):
-    encoding = pe_jax.make("tupe", length=ROWS, reset=reset)
-    params, places = random_params(encoding), np.array([0, 3, ROWS, 1, -1, 0])
-
-    @jax.jit
-    def both(i, j):
-        own = params.shared
-        q_p, k_p = (learned.lookup(own["table"], places) for places in (i, j))
-        want = tupe.correlation(q_p, k_p, own["u_q"], own["u_k"])
-        if reset:
-            want = tupe.reset(want, i, j, own["first"], own["to_first"])
-        return bias(encoding, params, i, j), want
-
-    np.testing.assert_allclose(*both(places, places[::-1]), atol=1e-5)  # NaN where it is
 
 
 def test_words_and_positions_begin_at_the_same_size():

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings import wall
 from pe_jax.engines.tiled import Tiled, TileSizes
 from tests import util
 from tests.encodings.common import (
@@ -23,16 +22,6 @@ WALL = pe_jax.make("wall")
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
 
 
-def _row(term, q, k, x):
-    """Both sides of one row, and the states [1, H, T, 2E]."""
-    index = jnp.arange(len(q), dtype=jnp.int32)[None]
-    tokens = pe_jax.encodings.terms.Tokens(index, index)
-    sides = [
-        pe_jax.encodings.terms.Side(jnp.swapaxes(y, 0, 1)[None], None, (), tokens) for y in (q, k)
-    ]
-    return sides, jnp.swapaxes(term.state(x, None), 0, 1)[None]
-
-
 def test_gates_that_are_open_change_nothing_and_it_begins_near_that():
     first = WALL.init(jax.random.key(0), DIMS)
     plain = attend(*qkv())
@@ -41,18 +30,6 @@ def test_gates_that_are_open_change_nothing_and_it_begins_near_that():
     )
     np.testing.assert_allclose(attend(*qkv(), WALL, open_, x=X), plain, atol=1e-6)
     np.testing.assert_allclose(attend(*qkv(), WALL, first, x=X), plain, atol=0.02)
-
-
-def test_gates_that_agree_are_foxs_fade_of_the_product():
-    """One gate for all channels multiplies q·k, where FoX adds the logarithm to the score."""
-    params, (q, k, _) = random_params(WALL), qkv()
-    same = jax.tree.map(lambda x: jnp.broadcast_to(x[..., :1], x.shape), params)
-    (term,) = WALL.terms(same, DIMS)
-    sides, states = _row(term, q, k, X)
-    found = term.products(*sides, (states, states))[0]
-    log = np.cumsum(wall.log_gates(X, **same.layer)[..., 0], axis=0).T
-    fade = np.exp(-np.abs(log[:, :, None] - log[:, None]))
-    np.testing.assert_allclose(found, fade * np.einsum("the,she->hts", q, k), atol=1e-5)
 
 
 @pytest.mark.parametrize("loud", [1.0, 300.0])

@@ -9,16 +9,10 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax import naive
 from pe_jax.encodings import xpos
 from tests import util
 from tests.encodings.common import LENGTH, NONE, qkv
 from tests.faults.encoding_calls import refused
-
-
-def test_zeta_begins_at_two_sevenths_and_fast_pairs_fade_first():
-    np.testing.assert_allclose(xpos.zeta(64), naive.rotary.zeta(64), rtol=1e-12)
-    assert xpos.zeta(64)[0] == pytest.approx(2 / 7) and (np.diff(xpos.zeta(64)) > 0).all()
 
 
 def test_a_query_shrinks_as_its_key_grows_and_float32_holds_both_up_to_the_limit():
