@@ -19,6 +19,7 @@ from pe_jax.encodings.terms import (
     RowRescore,
 )
 from tests import util
+from tests.contract.laws import FIRST
 from tests.util import CASES, SINGLE, SUMS, T
 
 SPLIT = P("data", None, "model", None)  # q, k and v: batch and heads
@@ -55,7 +56,9 @@ def outcome(case, engine, explicit, params, qkv, positions, segments):
 
 
 OF_KINDS = util.first_of_kinds(CASES) | {*SUMS}
-TRACED = [("dense", case) for case in CASES] + [  # what tiles do follows from the kinds of terms
+TRACED = [
+    ("dense", case) for case in (*FIRST, *SUMS)
+] + [  # what tiles do follows from the kinds of terms
     pytest.param("tiled", case, marks=() if case in OF_KINDS else pytest.mark.slow)
     for case in CASES
     if not util.terms(case.encoding, PathProduct, RowRescore)
