@@ -45,8 +45,7 @@ def test_every_operation_of_the_kernels_can_be_written(spec, count):
 
 @needs_triton
 @pytest.mark.parametrize(
-    "spec, explicit",
-    [(T5, False), ("fox", False), ("shaw(clip=3)", False), (f"{T5}+alibi", True)],
+    "spec, explicit", [(T5, False), ("fox", False), ("shaw(clip=3)", False), (f"{T5}+alibi", True)]
 )
 def test_interpreted_by_triton_they_give_what_pallas_gives(spec, explicit):
     """In a process of its own: Triton decides at its import what its functions are."""

@@ -214,10 +214,7 @@ def test_what_numpy_has_in_float64_is_float32_to_jax():
     np.testing.assert_array_equal(pe_jax.attention(q.astype(np.float64), k, v), want)
 
 
-@pytest.mark.parametrize(
-    "name, engine",
-    [("rope", "dense"), ("t5", "tiled")],
-)
+@pytest.mark.parametrize("name, engine", [("rope", "dense"), ("t5", "tiled")])
 def test_numbers_are_the_same(name, engine):
     case = next(c for c in util.SINGLE if c.name.partition("(")[0] == name)
     run, args = forward_and_back(case, engine)

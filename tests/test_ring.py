@@ -59,9 +59,7 @@ KINDS = [  # together, what one program takes
 
 
 @pytest.mark.parametrize(
-    "case",
-    [*map(case_of, KINDS), *(pytest.param(case, marks=SLOW) for case in CASES)],
-    ids=str,
+    "case", [*map(case_of, KINDS), *(pytest.param(case, marks=SLOW) for case in CASES)], ids=str
 )
 def test_a_ring_is_one_device_forward_and_backward(case):
     """Packed rows, grouped heads, padding: the last device sees nothing of any."""

@@ -103,10 +103,7 @@ def test_a_rate_at_an_edge_of_the_grid_is_marked():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"steps": 2000}, "steps differ from"),
-        ({"data": "text:mine"}, "data differ from"),
-    ],
+    [({"steps": 2000}, "steps differ from"), ({"data": "text:mine"}, "data differ from")],
 )
 def test_another_budget_is_no_entry(site, change, message):
     with pytest.raises(ConfigError, match=message):

@@ -11,16 +11,7 @@ import pytest
 
 from pe_jax.training import data, tasks
 from pe_jax.training.tasks import base, groups, lookup
-from tests.task_solvers import (
-    A5,
-    LETTERS,
-    S5,
-    SHORTER,
-    SOLVERS,
-    cycles,
-    needles,
-    told,
-)
+from tests.task_solvers import A5, LETTERS, S5, SHORTER, SOLVERS, cycles, needles, told
 
 COUNT = 48
 # Tasks of one answer whose classes are equally likely, whatever the length
@@ -297,10 +288,7 @@ def test_facts_lie_anywhere_however_long_the_question_and_people_move():
 
 @pytest.mark.parametrize(
     "even, orders",
-    [
-        (True, {1: 1, 2: 15, 3: 20, 5: 24}),
-        (False, {1: 1, 2: 25, 3: 20, 4: 30, 5: 24, 6: 20}),
-    ],
+    [(True, {1: 1, 2: 15, 3: 20, 5: 24}), (False, {1: 1, 2: 25, 3: 20, 4: 30, 5: 24, 6: 20})],
 )
 def test_a_table_is_the_group(even, orders):
     table, known = groups.multiplication_table(5, even), A5 if even else S5

@@ -30,11 +30,7 @@ SLOW = pytest.mark.slow
 
 
 def plan_of(
-    spec: str,
-    causal: bool = True,
-    sizes: TileSizes = TILES.sizes,
-    length: int = LENGTH,
-    **options,
+    spec: str, causal: bool = True, sizes: TileSizes = TILES.sizes, length: int = LENGTH, **options
 ) -> Plan:
     """What is static about a call with contiguous positions."""
     told = AttentionSpec(DIMS, causal, aligned=True, contiguous=True)

@@ -23,12 +23,7 @@ from jax.experimental import topologies
 import pe_jax
 from experiments.measuring.workloads import SPECS
 from pe_jax.encodings.base import abstract_terms
-from pe_jax.encodings.terms import (
-    PairBias,
-    PathProduct,
-    RowRescore,
-    select,
-)
+from pe_jax.encodings.terms import PairBias, PathProduct, RowRescore, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels.tpu import engine, shear, splash
 from pe_jax.engines.kernels.tpu import operands as plans

@@ -143,9 +143,7 @@ def assert_same(ours, stock):
 
 
 @pytest.mark.parametrize(
-    "options, mask",
-    [(o, "BHTS") for o in OPTIONS] + [({}, "none"), ({}, "11TS")],
-    ids=str,
+    "options, mask", [(o, "BHTS") for o in OPTIONS] + [({}, "none"), ({}, "11TS")], ids=str
 )
 def test_without_an_encoding_it_is_linens_own_attention(options, mask):
     given = {"BHTS": MASK, "11TS": MASK[:1, :1].astype(np.float32), "none": None}[mask]

@@ -9,13 +9,7 @@ import re
 import jax.numpy as jnp
 import pytest
 
-from pe_jax.encodings.terms import (
-    DistanceFormula,
-    DistanceTerm,
-    PairBias,
-    Rotation,
-    ValueRotation,
-)
+from pe_jax.encodings.terms import DistanceFormula, DistanceTerm, PairBias, Rotation, ValueRotation
 from tests import util
 from tests.util import DIMS
 

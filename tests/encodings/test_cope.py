@@ -5,14 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pe_jax
-from tests.encodings.common import (
-    DIMS,
-    HEAD_DIM,
-    LENGTH,
-    attend,
-    qkv,
-    random_params,
-)
+from tests.encodings.common import DIMS, HEAD_DIM, LENGTH, attend, qkv, random_params
 
 COPE = pe_jax.make("cope", positions=4)
 

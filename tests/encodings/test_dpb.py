@@ -6,10 +6,7 @@ import pytest
 
 import pe_jax
 from tests import util
-from tests.encodings.common import (
-    DIMS,
-    random_params,
-)
+from tests.encodings.common import DIMS, random_params
 
 
 def test_real_positions_lie_between_whole_ones_and_both_sides_differ():

@@ -8,13 +8,7 @@ from jax import export
 
 import pe_jax
 from pe_jax.numerics import running_sums
-from tests.encodings.common import (
-    LENGTH,
-    WIDTH,
-    attend,
-    qkv,
-    random_params,
-)
+from tests.encodings.common import LENGTH, WIDTH, attend, qkv, random_params
 
 FOX = pe_jax.make("fox")
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)

@@ -9,12 +9,7 @@ from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Views, views
 from pe_jax.engines.decoding import cache
 from tests import util
-from tests.encodings.common import (
-    HEAD_DIM,
-    LENGTH,
-    NONE,
-    qkv,
-)
+from tests.encodings.common import HEAD_DIM, LENGTH, NONE, qkv
 
 WINDOW = 4
 

@@ -5,13 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pe_jax
-from tests.encodings.common import (
-    DIMS,
-    HEADS,
-    WIDTH,
-    attend,
-    qkv,
-)
+from tests.encodings.common import DIMS, HEADS, WIDTH, attend, qkv
 
 PLAIN, OWN = pe_jax.make("sink"), pe_jax.make("sink", from_input=True)
 

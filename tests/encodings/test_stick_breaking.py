@@ -5,14 +5,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from tests.encodings.common import (
-    HEAD_DIM,
-    HEADS,
-    LENGTH,
-    NONE,
-    attend,
-    qkv,
-)
+from tests.encodings.common import HEAD_DIM, HEADS, LENGTH, NONE, attend, qkv
 
 STRICT, CURRENT = (pe_jax.make("stick_breaking", attend_current=x) for x in (False, True))
 

@@ -8,14 +8,7 @@ import pytest
 import pe_jax
 from pe_jax.engines.tiled import Tiled, TileSizes
 from tests import util
-from tests.encodings.common import (
-    DIMS,
-    LENGTH,
-    WIDTH,
-    attend,
-    qkv,
-    random_params,
-)
+from tests.encodings.common import DIMS, LENGTH, WIDTH, attend, qkv, random_params
 from tests.util import assert_close
 
 WALL = pe_jax.make("wall")

@@ -212,12 +212,7 @@ NEWER = [  # type, its keys, pattern of the layers that attend, what the first o
         "rope(base=5000000.0,fraction=0.5,scaling=linear(factor=2.0)),rope@window=512",
         {"scale": None, "extras": hf.Extras(qk_norm=True)},
     ),
-    (
-        "flint",
-        {"num_hidden_layers": 6},
-        "sink*2,(rope+sink)@window=513*3,sink",
-        {"window": None},
-    ),
+    ("flint", {"num_hidden_layers": 6}, "sink*2,(rope+sink)@window=513*3,sink", {"window": None}),
     (
         "muse_glimmer_text",
         {},

@@ -177,11 +177,7 @@ def _mrope(rng, length, kind, config, sections, base, turn):
     inputs = _rotary_axes(rng, length, 2 * sum(sections), 3)
     config = config(hidden_size=4 * sum(sections), num_attention_heads=2)
     config.head_dim = 2 * sum(sections)
-    config.rope_parameters = {
-        "rope_type": "default",
-        "rope_theta": base,
-        "mrope_section": sections,
-    }
+    config.rope_parameters = {"rope_type": "default", "rope_theta": base, "mrope_section": sections}
     table = kind(config)(inputs["q"], inputs["positions"].T[:, None])
     q, k = turn(inputs["q"], inputs["k"], *table, unsqueeze_dim=2)
     return inputs, {"q": q, "k": k}
