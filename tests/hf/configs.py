@@ -1,5 +1,7 @@
 """Configs of released models, as on the Hub, and the sizes that others need."""
 
+from typing import Any
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 PYTHIA = {
     "model_type": "gpt_neox",
@@ -199,3 +201,8 @@ T5 = {
 BERT = {"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12}
 BERT |= {"num_hidden_layers": 12, "max_position_embeddings": 512}
 SIZES = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4}
+
+
+def of(model_type: str, **keys) -> dict[str, Any]:
+    """A config of a type with common sizes."""
+    return {**SIZES, "model_type": model_type, **keys}

@@ -5,7 +5,7 @@ import pytest
 import pe_jax
 from pe_jax import hf
 from tests.faults.encoding_calls import refused
-from tests.hf.configs import BERT, GEMMA3, GEMMA4, LLAMA31, MINIMAX, MPT, SIZES, YARN
+from tests.hf.configs import BERT, GEMMA3, GEMMA4, LLAMA31, MINIMAX, MPT, YARN, of
 from tools.cookbook import DIFFERENCES
 
 
@@ -18,7 +18,7 @@ def test_rotary_dim_is_a_part_of_the_head():
 
 
 def test_a_partial_factor_is_a_part_of_the_head():
-    config = {**SIZES, "model_type": "llama", "partial_rotary_factor": 0.5}
+    config = of("llama", partial_rotary_factor=0.5)
     assert hf.encodings(config)[0].encoding.fraction == 0.5
 
 
@@ -47,7 +47,7 @@ def test_old_scaling_of_gemma_3_acts():
 
 
 def test_a_flat_base_of_olmo_3_is_of_both_types():
-    config = {**SIZES, "model_type": "olmo3", "rope_theta": 1234.0}
+    config = of("olmo3", rope_theta=1234.0)
     assert {layer.encoding.base for layer in hf.encodings(config)} == {1234.0}
 
 

@@ -18,6 +18,7 @@ from tests.hf.configs import (
     SIZES,
     T5,
     YARN,
+    of,
 )
 
 E = 0.1 * 3.6888794541139363 + 1  # 0.1·ln 40 + 1
@@ -74,7 +75,7 @@ def test_gpt_oss_has_sinks_and_yarn_between_channels():
 
 def test_mimos_own_config_is_read():
     """The Hub's has keys that transformers turns into its own, or leaves unread."""
-    config = {**SIZES, "model_type": "mimo_v2_flash", "head_dim": 192, "swa_head_dim": 192}
+    config = of("mimo_v2_flash", head_dim=192, swa_head_dim=192)
     config |= {"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334}
     config |= {"sliding_window": 128, "sliding_window_size": 128, "attention_chunk_size": 128}
     config |= {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False}
@@ -94,7 +95,7 @@ def test_mimos_own_config_is_read():
 
 
 def test_granite_has_a_base_for_each_layer_and_none_where_it_is_0():
-    config = {**SIZES, "model_type": "granite_swa", "layer_rope_theta": [0, 1e4, 5e5, 0]}
+    config = of("granite_swa", layer_rope_theta=[0, 1e4, 5e5, 0])
     layers = hf.encodings(config)
     assert hf.pattern(layers) == (
         "sink,(rope+sink)@window=128,(rope(base=500000.0)+sink)@window=128,sink@window=128"
@@ -108,14 +109,14 @@ def test_granite_has_a_base_for_each_layer_and_none_where_it_is_0():
 
 
 def test_lfm3s_labels_are_of_the_layers_that_attend():
-    layers = hf.encodings({**SIZES, "model_type": "lfm3", "num_hidden_layers": 8})
+    layers = hf.encodings(of("lfm3", num_hidden_layers=8))
     bases = [layer.encoding and (layer.encoding.base, layer.window) for layer in layers]
     assert bases == [None, None, (1e6, None), None, (1e4, 256), None, (1e6, None), None]
     assert layers[2].encoding.scaling == Proportional(0.5)
 
 
 def test_deepseek_v4s_labels_are_no_layer_types():
-    config = {**SIZES, "model_type": "deepseek_v4", "head_dim": 512, "compress_ratios": [0, 4, 128]}
+    config = of("deepseek_v4", head_dim=512, compress_ratios=[0, 4, 128])
     config |= {"num_hidden_layers": 3, "qk_rope_head_dim": 64, "compress_rope_theta": 160000.0}
     config |= {"rope_theta": 1e4, "rope_scaling": {**YARN, "factor": 16.0}}
     main, *others = layers = hf.encodings(config)
@@ -133,14 +134,14 @@ def test_deepseek_v4s_labels_are_no_layer_types():
 
 
 def test_inkling_slides_on_five_layers_of_six_and_grows_on_the_sixth():
-    first = hf.encodings({**SIZES, "num_hidden_layers": 6, "model_type": "inkling_text"})
+    first = hf.encodings(of("inkling_text", num_hidden_layers=6))
     assert hf.pattern(first) == "inkling(extent=512)@window=512*5,inkling"
     assert {x.scale for x in first} == {1 / 128} and first[0].extras.qk_norm
     given = {**SIZES, "num_hidden_layers": 6, "log_scaling_n_floor": 7, "local_layer_ids": [0, 3]}
     some = hf.encodings({"text_config": {**given, "model_type": "inkling_text"}})
     assert [x.window for x in some] == [512, None, None, 512, None, None]
     assert some[1].encoding.floor == 7 and some[0].encoding.floor is None
-    second = hf.encodings({**SIZES, "model_type": "inkling2_text", "num_hidden_layers": 6})
+    second = hf.encodings(of("inkling2_text", num_hidden_layers=6))
     full, sink = second[-1].encoding.parts
     assert full.floor == 128_000 and full.clip_states == 8.0 and sink.from_input
     assert second[0].scale is None and second[0].window == second[0].encoding.parts[0].extent
@@ -170,7 +171,7 @@ def test_encoders_come_before_decoders():
 
 
 def test_mpnets_buckets_are_t5s():
-    (layer,) = set(hf.encodings({**SIZES, "model_type": "mpnet"}))
+    (layer,) = set(hf.encodings(of("mpnet")))
     learned, buckets = layer.encoding.parts
     assert learned.length == 510 and layer.first_row == 2
     distance = list(range(-300, 301))
@@ -257,21 +258,21 @@ NEWER = [  # type, its keys, pattern of the layers that attend, what the first o
 
 @pytest.mark.parametrize("model_type, config, pattern, besides", NEWER, ids=[x[0] for x in NEWER])
 def test_newer_types(model_type, config, pattern, besides):
-    layers = hf.encodings({**SIZES, "model_type": model_type, **config})
+    layers = hf.encodings(of(model_type, **config))
     assert pattern is None or hf.pattern(layers) == pattern
     for name, value in besides.items():
         assert getattr(layers[0], name) == value
 
 
 def test_layers_that_an_indexer_serves_are_named():
-    config = {**SIZES, "model_type": "minimax_m3_vl_text", "num_hidden_layers": 3}
+    config = of("minimax_m3_vl_text", num_hidden_layers=3)
     freq = {"sparse_attention_config": {"sparse_attention_freq": [0, 1, 1]}}
     layers = hf.encodings(config | freq)
     assert [x.extras.indexer for x in layers] == [False, True, True]
     listed = {"layer_types": ["full_attention", *["minimax_m3_sparse"] * 2]}
     assert hf.encodings(config | listed) == layers
     quarter = {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25}}
-    mixed = hf.encodings({**SIZES, "model_type": "qwen4_exp_text", **quarter})
+    mixed = hf.encodings(of("qwen4_exp_text", **quarter))
     assert [x.encoding is None for x in mixed] == [True] * 3 + [False]
     assert mixed[3].extras == hf.Extras(qk_norm=True, indexer=True)
 
@@ -294,15 +295,15 @@ def test_stacks_with_configs_of_their_own():
 
 
 def test_a_parent_with_the_texts_keys_next_to_its_own():
-    flat = {**SIZES, "model_type": "qwen3_5", "head_dim": 256}
+    flat = of("qwen3_5", head_dim=256)
     assert hf.encodings(flat) == hf.encodings({**flat, "model_type": "qwen3_5_text"})
-    named = {"model_type": "gemma3n", "text_config": {**SIZES, "model_type": "gemma3n"}}
+    named = {"model_type": "gemma3n", "text_config": of("gemma3n")}
     assert hf.encodings(named)[0].window == 512
 
 
 def test_blocks_of_nemotron_nas_without_attention():
     blocks = [{"attention": {"no_op": i == 2, "replace_with_linear": i == 3}} for i in range(4)]
-    config = {**SIZES, "model_type": "nemotron-nas", "block_configs": blocks}
+    config = of("nemotron-nas", block_configs=blocks)
     assert [x.encoding is None for x in hf.encodings(config)] == [False, False, True, True]
     blocks[0]["attention"]["window_length"] = 8
     refused(lambda: hf.encodings(config), "window_length=8", "not read")

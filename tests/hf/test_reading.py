@@ -25,6 +25,7 @@ from tests.hf.configs import (
     SIZES,
     T5,
     YARN,
+    of,
 )
 
 READ = [  # config, pattern of one stack's layers with attention, what the first of them has besides
@@ -58,37 +59,21 @@ READ = [  # config, pattern of one stack's layers with attention, what the first
     ({**DEBERTA3, "pos_att_type": ["c2p"]}, "deberta(pos_att_type=('c2p',))", {}),
     ({**DEBERTA3, "pos_att_type": ["p2c"]}, "deberta(pos_att_type=('p2c',))", {}),
     (BERT, "learned", {"causal": False, "first_row": 0}),
-    ({**SIZES, "model_type": "smollm3"}, "rope(base=2000000.0)*3,nope", {}),
+    (of("smollm3"), "rope(base=2000000.0)*3,nope", {}),
+    (of("cohere2"), "rope(layout='interleaved')@window=4096*3,nope", {"window": 4096}),
+    (of("roberta", max_position_embeddings=514), "learned", {"first_row": 2}),
     (
-        {**SIZES, "model_type": "cohere2"},
-        "rope(layout='interleaved')@window=4096*3,nope",
-        {"window": 4096},
-    ),
-    (
-        {**SIZES, "model_type": "roberta", "max_position_embeddings": 514},
-        "learned",
-        {"first_row": 2},
-    ),
-    (
-        {
-            **SIZES,
-            "model_type": "ministral3",
-            "rope_parameters": {**YARN, "factor": 1.0, "llama_4_scaling_beta": 0.1},
-        },
+        of("ministral3", rope_parameters={**YARN, "factor": 1.0, "llama_4_scaling_beta": 0.1}),
         "rope(scaling=yarn(factor=1.0,original_length=4096,attention_factor=1.0))+temperature(floor_scale=4096,offset=0)",
         {},
     ),
     (
-        {**SIZES, "model_type": "modernbert", "local_rope_theta": 1e4, "local_attention": 128},
+        of("modernbert", local_rope_theta=1e4, local_attention=128),
         "rope(base=160000.0),rope@window=65*2,rope(base=160000.0)",
         {"window": None, "causal": False},
     ),
-    ({**SIZES, "model_type": "pixtral", "rope_theta": 1e4}, "rope_2d(spectrum='alternating')", {}),
-    (
-        {**SIZES, "model_type": "dinov3_vit", "num_register_tokens": 4},
-        "rope_2d(base=100.0,normalized=True)",
-        {"prefix": 5},
-    ),
+    (of("pixtral", rope_theta=1e4), "rope_2d(spectrum='alternating')", {}),
+    (of("dinov3_vit", num_register_tokens=4), "rope_2d(base=100.0,normalized=True)", {"prefix": 5}),
 ]
 
 
@@ -108,23 +93,18 @@ READ += [  # keys that older configs have on the Hub, and that transformers leav
         {"head_dim": 256},
     ),
     (
-        {
-            **SIZES,
-            "model_type": "cohere2",
-            "position_embedding_type": "rope_gptj",
-            "rotary_pct": 1.0,
-        },
+        of("cohere2", position_embedding_type="rope_gptj", rotary_pct=1.0),
         "rope(layout='interleaved')@window=4096*3,nope",
         {},
     ),
     ({**GEMMA2, "sliding_window_size": 4096}, "rope@window=4096,rope", {"window": 4096}),
     (
-        {**SIZES, "model_type": "exaone4", "sliding_window": 64, "sliding_window_pattern": "LG"},
+        of("exaone4", sliding_window=64, sliding_window_pattern="LG"),
         "rope@window=64,nope",
         {"window": 64},
     ),
     (
-        {**SIZES, "model_type": "nomic_bert", "rotary_emb_base": 1000, "rotary_emb_fraction": 0.5},
+        of("nomic_bert", rotary_emb_base=1000, rotary_emb_fraction=0.5),
         "rope(base=1000,fraction=0.5)",
         {"causal": False},
     ),
@@ -147,23 +127,19 @@ READ += [  # keys that older configs have on the Hub, and that transformers leav
         {"stack": "encoder"},
     ),
     (
-        {**SIZES, "model_type": "hunyuan_v1_dense", "use_rotary_pos_emb": True, "rope_theta": 1e4}
+        of("hunyuan_v1_dense", use_rotary_pos_emb=True, rope_theta=1e4)
         | {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0}},
         "rope(scaling=ntk(factor=1000.0))",
         {},
     ),
     (
-        {**SIZES, "model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64}
+        of("minimax_m2", head_dim=128, rotary_dim=64)
         | {"attn_type_list": [1] * 4, "rope_theta": 5000000},
         "rope(base=5000000,fraction=0.5)",
         {},
     ),
     (
-        {
-            **SIZES,
-            "model_type": "llama",
-            "rope_scaling": {**YARN, "finetuned": True, "factor": 1.0},
-        },
+        of("llama", rope_scaling={**YARN, "finetuned": True, "factor": 1.0}),
         "rope(scaling=yarn(factor=1.0,original_length=4096,attention_factor=1.0))",
         {},
     ),
@@ -210,14 +186,14 @@ def test_is_causal_opens_the_mask_of_decoders_and_widens_windows_by_one():
     "model_type", ["bert", "electra", "roberta", "xlm-roberta", "camembert", "esm"]
 )
 def test_is_decoder_hides_later_tokens(model_type):
-    config = {**SIZES, "model_type": model_type, "is_decoder": True}
+    config = of(model_type, is_decoder=True)
     (layer,) = set(hf.encodings(config))
     assert layer.causal and layer.stack == "decoder"
     assert not hf.encodings({**config, "is_causal": False})[0].causal
 
 
 def test_albert_repeats_layers_within_a_group():
-    config = {**SIZES, "model_type": "albert", "inner_group_num": 3}
+    config = of("albert", inner_group_num=3)
     assert len(hf.encodings(config)) == 3 * SIZES["num_hidden_layers"]
     assert not hf.encodings({**config, "is_decoder": True})[0].causal  # which it leaves unread
 
@@ -226,7 +202,7 @@ def test_what_a_parent_lets_see_both_ways_is_named():
     layers = hf.encodings(GEMMA3)
     assert all(layer.extras == hf.Extras(qk_norm=True, bidirectional="images") for layer in layers)
     assert hf.encodings(GEMMA3["text_config"])[0].extras == hf.Extras(qk_norm=True)
-    text = {**SIZES, "model_type": "gemma", "use_bidirectional_attention": True}
+    text = of("gemma", use_bidirectional_attention=True)
     parent = {"model_type": "paligemma", "text_config": text, "vision_config": {}}
     assert {x.extras.bidirectional for x in hf.encodings(parent)} == {"prefix"}
     with pytest.raises(ValueError, match="use_bidirectional_attention=True: .*is_causal is read"):
@@ -310,22 +286,22 @@ def test_hybrids_attend_in_some_layers(config, attending):
 
 
 def test_hybrids_without_rope_say_so():
-    hybrid = {**SIZES, "model_type": "granitemoehybrid", "layer_types": ["attention"] * 4}
+    hybrid = of("granitemoehybrid", layer_types=["attention"] * 4)
     assert hf.pattern(hf.encodings({**hybrid, "position_embedding_type": "nope"})) == "nope"
     assert hf.pattern(hf.encodings({**hybrid, "position_embedding_type": "rope"})) == "rope"
-    zamba = {**SIZES, "model_type": "zamba2", "layers_block_type": ["hybrid"] * 4}
+    zamba = of("zamba2", layers_block_type=["hybrid"] * 4)
     assert hf.pattern(hf.encodings(zamba)) == "nope"
     assert hf.pattern(hf.encodings({**zamba, "use_mem_rope": True})) == "rope"
     assert hf.encodings(zamba)[0].scale == (hf.encodings(zamba)[0].head_dim / 2) ** -0.5
 
 
 def test_what_acts_on_q_and_k_is_named_with_its_number():
-    config = {**SIZES, "model_type": "falcon_h1", "key_multiplier": 0.39, "mamba_chunk_size": 256}
+    config = of("falcon_h1", key_multiplier=0.39, mamba_chunk_size=256)
     assert hf.encodings(config)[0].extras == hf.Extras(key_multiplier=0.39)
-    config = {**SIZES, "model_type": "olmo", "clip_qkv": 8.0}
+    config = of("olmo", clip_qkv=8.0)
     (layer,) = set(hf.encodings(config))
     assert layer.extras == hf.Extras(clip_qkv=8.0)
-    indexed = {**SIZES, "model_type": "deepseek_v32"}
+    indexed = of("deepseek_v32")
     assert hf.encodings(indexed)[0].extras == hf.Extras(indexer=True)
 
 
@@ -364,7 +340,7 @@ def test_a_draft_head_has_the_mrope_of_its_model():
 
 def test_rows_and_columns_of_interleaved_sections_have_what_fits():
     """The code overwrites every third frequency from 1 and from 2 on; the rest is time's."""
-    config = {**SIZES, "model_type": "qwen3_5_text", "head_dim": 64}
+    config = of("qwen3_5_text", head_dim=64)
     config["rope_parameters"] = {"rope_theta": 1e4, "partial_rotary_factor": 0.25}
     assert hf.encodings(config)[3].encoding.sections == (3, 3, 2)  # 0 3 6, 1 4 7 and 2 5 of 8
 

@@ -18,6 +18,7 @@ from tests.hf.configs import (
     PYTHIA,
     SIZES,
     T5,
+    of,
 )
 
 WRONG = [  # config, words of the error
@@ -56,8 +57,8 @@ WRONG = [  # config, words of the error
     ({**GEMMA4, "layer_types": ["full_attention"]}, ["layer_types", "each of 6"]),
     ({**GEMMA4, "sliding_window": None}, ["sliding_window=None", "sliding_attention"]),
     ({**GEMMA4, "use_bidirectional_attention": "some"}, ["use_bidirectional_attention='some'"]),
-    ({**SIZES, "model_type": "deepseek_v4", "is_causal": False}, ["is_causal=False", "later"]),
-    ({**SIZES, "model_type": "inkling_text", "is_causal": False}, ["is_causal=False", "later"]),
+    (of("deepseek_v4", is_causal=False), ["is_causal=False", "later"]),
+    (of("inkling_text", is_causal=False), ["is_causal=False", "later"]),
     ({**LLAMA31, "is_causal": "no"}, ["is_causal='no'", "True or False"]),
     (
         {**GEMMA4, "rope_parameters": {"main": {"rope_theta": 1e4}}},
@@ -87,26 +88,20 @@ WRONG = [  # config, words of the error
         ["position_embedding_type='relative_key_query'", "deberta"],
     ),
     ({**BERT, "position_embedding_type": "alibi"}, ["'alibi'", "the nearest scheme: alibi"]),
-    ({**SIZES, "model_type": "chatglm", "rope_ratio": 16}, ["rope_ratio=16", "rope_theta"]),
-    ({**SIZES, "model_type": "bamba", "attn_layer_indices": [9]}, ["attn_layer_indices=[9]"]),
-    ({**SIZES, "model_type": "diffllama"}, ["'diffllama' is not read", "subtracted"]),
-    ({**SIZES, "model_type": "roformer", "rotary_value": True}, ["rotary_value=True"]),
-    ({**SIZES, "model_type": "mpnet", "relative_attention_num_buckets": 16}, ["16", "32"]),
+    (of("chatglm", rope_ratio=16), ["rope_ratio=16", "rope_theta"]),
+    (of("bamba", attn_layer_indices=[9]), ["attn_layer_indices=[9]"]),
+    (of("diffllama"), ["'diffllama' is not read", "subtracted"]),
+    (of("roformer", rotary_value=True), ["rotary_value=True"]),
+    (of("mpnet", relative_attention_num_buckets=16), ["16", "32"]),
     (
         {"model_type": "xlnet", "d_model": 8, "n_head": 2, "n_layer": 1, "clamp_len": 9},
         ["clamp_len"],
     ),
-    (
-        {**SIZES, "model_type": "pixtral", "rope_parameters": {"rope_type": "yarn"}},
-        ["rope_type='yarn'", "axial"],
-    ),
+    (of("pixtral", rope_parameters={"rope_type": "yarn"}), ["rope_type='yarn'", "axial"]),
     ({"model_type": "swin", "use_absolute_embeddings": True}, ["use_absolute_embeddings=True"]),
+    (of("siglip2_vision_model", num_patches=200), ["num_patches=200", "square"]),
     (
-        {**SIZES, "model_type": "siglip2_vision_model", "num_patches": 200},
-        ["num_patches=200", "square"],
-    ),
-    (
-        {**SIZES, "model_type": "beit", "use_relative_position_bias": "yes"},
+        of("beit", use_relative_position_bias="yes"),
         ["use_relative_position_bias='yes'", "True or False"],
     ),
 ]
