@@ -66,8 +66,9 @@ def test_each_scheme_has_a_picture_and_none_is_left_over():
 
 def test_the_page_shows_an_equation_and_tests_of_each_scheme():
     for name, kind in pe_jax.ENCODINGS.items():
-        assert "```text" in encoding_docs.section(name, kind), f"{name}: indent the equation"
-        assert facts.claims(facts.tests(name)), name
+        section = encoding_docs.section(name, kind)
+        assert "```text" in section, f"{name}: indent the equation"
+        assert "**Tested against**" in section, name
 
 
 @pytest.mark.parametrize("name", pe_jax.ENCODINGS)

@@ -158,19 +158,21 @@ def borrowed(kind: type[Encoding]) -> str:
 
 def _tested(name: str) -> str:
     """The oracles, and the claims of the tests, folded."""
-    path = facts.tests(name)
-    file = path.relative_to(facts.ROOT).as_posix()
-    sentences = facts.claims(path)
     compared = [
         f"`{what}` ({PACKAGES.get(library, f'transformers, {library}')})"
         for library, what in facts.oracles().get(name, [])
     ]
     also = f", and {', '.join(compared)}" if compared else ""
+    first = f"**Tested against** the paper in float64 NumPy ([test_naive.py]({NAIVE})){also}"
+    path = facts.tests(name)
+    if path is None:
+        return f"{first}."
+    sentences, file = facts.claims(path), path.relative_to(facts.ROOT).as_posix()
+    count = f"{len(sentences)} tests claim" if len(sentences) > 1 else "test claims"
     lines = [
-        f"**Tested against** the paper in float64 NumPy ([test_naive.py]({NAIVE})){also}; what is"
-        f" specific to it is in [{path.name}](../{file}).",
+        f"{first}; what is specific to it is in [{path.name}](../{file}).",
         "",
-        f"<details><summary>What its {len(sentences)} tests claim</summary>",
+        f"<details><summary>What its {count}</summary>",
         "",
         *(f"- {claim}" for claim in sentences),
         "",

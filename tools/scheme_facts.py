@@ -198,18 +198,11 @@ def common_engines() -> list[str]:
 # Tests and oracles.
 
 
-def tests(name: str) -> Path:
-    """The test file of the scheme, or else of its module.
-
-    Raises:
-      FileNotFoundError: there is neither.
-    """
+def tests(name: str) -> Path | None:
+    """The test file of the scheme, or else of its module; None if other tests have all of it."""
     module = ENCODINGS[name].__module__.rpartition(".")[2]
     files = [ROOT / "tests" / "encodings" / f"test_{stem}.py" for stem in (name, module)]
-    present = [path for path in files if path.is_file()]
-    if not present:
-        raise FileNotFoundError(f"{name} has no tests: write {files[0].relative_to(ROOT)}")
-    return present[0]
+    return next((path for path in files if path.is_file()), None)
 
 
 def claims(path: Path) -> list[str]:
