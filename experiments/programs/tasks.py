@@ -26,7 +26,7 @@ from pe_jax.validation import ConfigError
 
 BINDING = (
     *("seed", "length", "lengths", "batch", "steps", "test", "model", "optimizer"),
-    "reference",
+    *("reference", "measure", "primary"),  # the question is declared before any result
 )
 TOKENS = 2**14  # per forward pass in tests
 

@@ -182,11 +182,13 @@ def compared(tmp_path_factory):
     return folder
 
 
-def test_positions_that_differ_in_tests_alone_are_trained_once(compared):
+def test_positions_that_differ_in_tests_alone_are_trained_once(compared, capsys):
     assert len(list(compared.rglob("seed*.json"))) == 4  # of learned_2d once for both its entries
-    with pytest.raises(SystemExit) as end:
-        program.main(settings(compared, steps=4))
-    assert end.value.code == 2
+    for field, value in (("steps", 4), ("reference", LEARNED)):
+        with pytest.raises(SystemExit) as end:
+            program.main(settings(compared, seeds=2, **{field: value}))
+        assert end.value.code == 2
+        assert f"{field}=" in capsys.readouterr().err
 
 
 def test_a_table_is_not_defined_on_a_larger_image_unless_it_is_resized(compared):

@@ -73,15 +73,17 @@ def test_every_text_of_the_map_stays_in_the_picture(compared):
     assert max(text.get_window_extent().x1 for text in texts) <= drawn.bbox.x1
 
 
-def test_it_goes_on_where_it_was(compared):
+def test_it_goes_on_where_it_was_unless_another_question_is_asked(compared, capsys):
     folder, before = compared
     assert [path.parts[-3:] for path in before] == [("copy", "0.01x1.0", "seed0.json")]
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert len(list(folder.rglob("seed*.json"))) == 3 * 2  # nope sees no positions: not twice
-    for fields in ({"steps": 4}, {"lengths": (8, 13)}):
+    changed = {"steps": 4, "lengths": (8, 13), "reference": LEARNED, "measure": "answers"}
+    for field, value in (*changed.items(), ("primary", (8,))):
         with pytest.raises(SystemExit) as end:
-            program.main(settings(folder, **fields))
+            program.main(settings(folder, **{field: value}))
         assert end.value.code == 2
+        assert f"{field}=" in capsys.readouterr().err
 
 
 def test_questions_that_changed_are_not_mixed_with_older_ones(compared, capsys):
