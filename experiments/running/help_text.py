@@ -10,7 +10,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from absl import flags
 
@@ -50,6 +50,7 @@ def entry(head: str, *texts: str) -> str:
 def fields(config: Any, prefix: str = "") -> Iterator[str]:
     """Every field as a flag with its value, type, meaning and range; nested configs at the end."""
     meaning, nested = meanings(_kind(config)), []
+    types = get_type_hints(_kind(config))
     if prefix:
         first = (inspect.getdoc(_kind(config)) or "").partition("\n")[0]
         yield "\n" + textwrap.fill(f"--config.{prefix}…: {first}", WIDTH, subsequent_indent="  ")
@@ -61,8 +62,11 @@ def fields(config: Any, prefix: str = "") -> Iterator[str]:
         path = f"--config.{prefix}{field.name}"
         short = f"--{field.name}" if not prefix and is_strings(value) else ""
         head = " ".join(f"{short}={shlex.quote(x)}" for x in value) if short else _set(path, value)
-        need, words = field.metadata.get("need", ""), meaning.get(field.name, "")
-        yield entry(f"{_fit(head, short)}  ({_type(value)})", words, need)
+        need = field.metadata.get("need", "")
+        if field.metadata.get("ok") is bool:  # any text: the meaning says of what
+            need = ""
+        words = meaning.get(field.name, "")
+        yield entry(f"{_fit(head, short)}  ({_type(types[field.name])})", words, need)
     for inner, path in nested:
         yield from fields(inner, path)
 
@@ -90,11 +94,9 @@ def _fit(head: str, repeated: str) -> str:
     return textwrap.shorten(head, WIDTH - 20, placeholder=" …", break_on_hyphens=False)
 
 
-def _type(value: Any) -> str:
-    if isinstance(value, tuple):
-        kinds = {type(x).__name__ for x in value} or {"float"}
-        return f"{'/'.join(sorted(kinds))}, …"
-    return type(value).__name__
+def _type(annotation: Any) -> str:
+    items = get_args(annotation)
+    return f"{items[0].__name__}, …" if items else annotation.__name__
 
 
 def own_flags() -> Iterator[str]:

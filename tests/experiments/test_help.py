@@ -69,6 +69,9 @@ def test_help_has_the_fields_with_the_values_of_the_file(printed):
     assert "  --config.steps=30  (int)\n      optimizer steps; an integer of at least 1\n" in text
     assert "  --config.optimizer.learning_rate=0.003  (float)\n" in text
     assert "a number in (0, 10]" in text and "  --config.eval.lengths=16,128  (int, …)\n" in text
+    assert "--config.timing_lengths=  (int, …)\n" in text  # empty: by its annotation
+    assert "--config.rates=  (float, …)\n" in text and "--config.eval.kept=  (str, …)\n" in text
+    assert "`~` is the home folder\n" in text and not re.search("; a (path|source|tokenizer)", text)
     assert "  --encodings=nope --encodings=sinusoidal" in text and "--coordinator\n" in text
     names = {*pe_jax.ENCODINGS, *SCALINGS}
     assert names <= {*re.findall(r"\w+", text.partition("\nencodings (")[2])}
