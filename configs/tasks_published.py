@@ -10,7 +10,6 @@ randomized positions up to 2,048, the best of three learning rates. Blocks are t
 from experiments.running.configs.tasks import TasksConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import OptimizerConfig
-from pe_jax.training.tasks import TASKS
 
 
 def get_config() -> TasksConfig:
@@ -26,7 +25,23 @@ def get_config() -> TasksConfig:
             "alibi",
         ),
         positions=("contiguous", "randomized(maximum=2048)"),
-        tasks=tuple(TASKS)[:15],
+        tasks=(
+            "even_pairs",
+            "modular_arithmetic",
+            "parity_check",
+            "cycle_navigation",
+            "stack_manipulation",
+            "reverse_string",
+            "modular_arithmetic_brackets",
+            "solve_equation",
+            "duplicate_string",
+            "missing_duplicate",
+            "odds_first",
+            "binary_addition",
+            "binary_multiplication",
+            "compute_sqrt",
+            "bucket_sort",
+        ),
         length=40,
         lengths=tuple(range(50, 501, 50)),
         batch=128,

@@ -234,8 +234,10 @@ def test_flops_per_token_are_those_of_palm():
     assert utilization.flops_per_token(tiny.config("t5+rope"), shapes, L) == want
     windowed = tiny.config("t5+rope", window=4)
     assert utilization.flops_per_token(windowed, shapes, L) == want - 12 * 2 * 16 * (L - 4)
-    h200, tpu = (SimpleNamespace(device_kind=kind) for kind in ("NVIDIA H200", "TPU v5 lite"))
+    kinds = "NVIDIA H200", "TPU v5 lite", "NVIDIA L40S"
+    h200, tpu, l40s = (SimpleNamespace(device_kind=kind) for kind in kinds)
     assert utilization.peak([h200] * 4) == 4 * 989e12 and utilization.peak([tpu]) == 197e12
+    assert utilization.peak([l40s]) == 362e12
     assert utilization.peak(jax.devices()) is None  # a CPU's is not published
 
 

@@ -101,7 +101,7 @@ def count_parameters(trainer: Trainer) -> dict:
     return {"parameters": sum(n for _, n in sizes), "encoding_parameters": sum(encoding_sizes)}
 
 
-def flops_per_token(config: Config, trainer: Trainer) -> float:
+def traced_flops_per_token(config: Config, trainer: Trainer) -> float:
     """Operations of the matrix products in a training step, counted in the traced program."""
     sizes = config.batch, config.length, trainer.layout, trainer.mesh.size
     masked = tiles(trainer.config, *sizes)
@@ -244,7 +244,7 @@ class SchemeRuns:
             return {**result, "status": "diverged", "reason": str(error)}
         if worker.stop.signal is not None:
             return None
-        flops = flops_per_token(run, evaluator.trainer)
+        flops = traced_flops_per_token(run, evaluator.trainer)
         result |= {"status": "ok", "reason": "", "flops_per_token": flops}
         result |= evaluate(evaluator, source, state)
         save_encoding(workdir, evaluator.trainer, state.params)

@@ -161,7 +161,8 @@ def test_operations_are_counted_in_every_layer_scanned_or_not(tmp_path):
 
     def count(spec: str, layers: int) -> float:
         config = change(settings(tmp_path), model={"encoding": spec, "layers": layers})
-        return compare.flops_per_token(config, compare.prepare(compare.with_vocab(config, tiny.V)))
+        trainer = compare.prepare(compare.with_vocab(config, tiny.V))
+        return compare.traced_flops_per_token(config, trainer)
 
     scanned = count("rope", 8)
     assert count("rope*3,nope", 8) == scanned

@@ -28,6 +28,7 @@ from pe_jax.engines import dispatch, reference
 from pe_jax.engines.api import attention
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.models.config import ModelConfig
+from pe_jax.training.utilization import peak
 from tools.gpu_stages import agreement
 from tools.gpu_stages.results import Clock, Results, Row, Shared, in_processes, key
 
@@ -40,10 +41,6 @@ CUDNN_LIMIT = 4096  # tokens, up to which a materialised bias in cuDNN is the ri
 NAIVE_LIMIT = 4096  # tokens: a bias of 32 heads takes 1 GiB in bfloat16, and XLA's scores more
 STEPS_AT_ONCE = 6  # models that share the device's memory
 SAMPLES, LEAST = 5, 0.02  # of each program; seconds of a sample
-PEAKS = {  # TFLOP/s of bfloat16 products, dense, by data sheets; the first name in the device's
-    **{"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200": 989, "GH200": 989},
-    **{"B200": 2250, "A100": 312, "L40S": 362, "L4": 121},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +88,6 @@ TINY = Scale(  # of a rehearsal
     64,
     (32,),
 )
-
-
-def peak(kind: str) -> float | None:
-    """TFLOP/s of a device, by its name; None if it is not known."""
-    return next((x for name, x in PEAKS.items() if name.lower() in kind.lower()), None)
 
 
 def operations(sizes: Sizes, length: int, backward: bool) -> float:
@@ -182,7 +174,7 @@ def _benchmark(
     scale: Scale, processes: int, clock: Clock, done: set, number: int, shared: Shared
 ) -> None:
     """Times some of the schemes in one of the processes, each by all engines."""
-    best = peak(jax.devices()[0].device_kind)
+    best = peak(jax.devices()[:1])
     schemes = [name for n, name in enumerate(scale.schemes) if n % processes == number]
     for length, mode, planned in plan(dataclasses.replace(scale, schemes=tuple(schemes))):
         sizes, jobs = _rows(scale, length), []
@@ -194,8 +186,8 @@ def _benchmark(
                 jobs.append((row, item.compile))
 
         def figures(row, taken, sizes=sizes, length=length, backward=backward) -> Row:
-            tflops = operations(sizes, length, backward) / taken / 1e12
-            result = {"tflops": tflops, "of_peak": tflops / best if best else None}
+            rate = operations(sizes, length, backward) / taken
+            result: Row = {"tflops": rate / 1e12, "of_peak": rate / best if best else None}
             if row["engine"] == OURS:
                 result["runs"] = runs(row["scheme"], sizes, length)
             return result
