@@ -23,7 +23,7 @@ from pe_jax.training import data, passkeys, sharding
 from pe_jax.training.checkpoint import check_same
 from pe_jax.validation import ConfigError
 
-BINDS = (
+BINDING = (
     *("factor", "steps", "batch", "optimizer", "eval", "depths", "trials", "search", "base"),
     *("reference", "primary"),
 )
@@ -108,7 +108,7 @@ def check_resumable(config: ExtendConfig, now: dict) -> dict[str, str]:
     if not path.exists():
         return {}
     saved = json.loads(path.read_text())
-    check_same({"primary": "loss", **saved}, now, BINDS)  # older results had no choice
+    check_same({"primary": "loss", **saved}, now, BINDING)  # older results had no choice
     for run in {*saved["checkpoints"]} & {*now["checkpoints"]}:
         check_same(saved["checkpoints"], now["checkpoints"], (run,))
     return saved["checkpoints"]

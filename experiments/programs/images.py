@@ -25,10 +25,7 @@ from pe_jax.models.vit import ViT
 from pe_jax.training.step import POSITION_FOLD, Trainer
 from pe_jax.validation import ConfigError
 
-BINDING = (
-    *("images", "seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer"),
-    "reference",  # the question is declared before any result
-)
+BINDING = ("images", "sides", "patch")  # besides those of all trials
 ROWS = 256  # images per forward pass in tests
 VALIDATION = 2  # a stream of keys, separate from tests and training
 RESCALE = 2.0  # DINOv3's, of augmented positions

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from experiments.running.rate_search import RATES, Pair
 from experiments.running.run_names import rates_name
 from experiments.running.table import Numbers, Row, Test
 from experiments.running.work import FAILED
-from pe_jax.training.checkpoint import BINDING
+from pe_jax.training.checkpoint import BINDING, difference
 from pe_jax.training.config import PROTOCOLS, from_json
 from pe_jax.validation import ConfigError
 
@@ -43,6 +43,8 @@ LAST_LOOK = "last_look.json"  # the same on the files that `eval.kept` names
 # All runs of a comparison share these; the questions and the reference are declared before them.
 SAME = (*BINDING, "steps", "eval", "rates", "encoding_rates", "rate_rounds", "rate_steps")
 SAME += ("protocol", "reference", "smallest_effect")
+# Which may differ: seeds are joined, text and tokens are compared by digest, schemes one by one.
+FREE = ("seed", "data", "tokenizer", "model.encoding", "eval.batch_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,11 +328,23 @@ def binding(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**config, "corpus": corpus["digest"], "tokens": corpus.get("tokens")}
 
 
-def flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """A nested configuration as dotted names and values."""
-    if not isinstance(value, dict):
-        return [(prefix, value)]
-    return [pair for k, v in value.items() for pair in flat(v, f"{prefix}.{k}" if prefix else k)]
+def check_comparable(
+    first: Results, other: Results, may_differ: Container[str], fix: str = "not comparable"
+) -> None:
+    """Raises ConfigError with the first field that differs between two comparisons.
+
+    Args:
+      first: a comparison.
+      other: which the error names first.
+      may_differ: dotted names of fields that are not compared.
+      fix: what the error ends with.
+    """
+    fields = binding(first.manifest), binding(other.manifest)
+    if found := difference(*fields, SAME, may_differ):
+        name, ours, theirs = found
+        raise ConfigError(
+            f"{other.workdir}: {name}={theirs!r}, and {first.workdir} has {ours!r}: {fix}"
+        )
 
 
 def _json(path: Path) -> Any:

@@ -26,6 +26,8 @@ from pe_jax.training.checkpoint import check_same
 from pe_jax.training.metrics import Progress
 from pe_jax.training.step import Trainer
 
+# What all results of a workdir share; the question is declared before any of them.
+BINDING = ("seed", "batch", "steps", "test", "model", "optimizer", "reference")
 Train = Callable[[Pair, int, Worker], dict | None]  # (rates, seed, …) → result; None if stopped
 
 
@@ -126,7 +128,7 @@ def completed(
 
     Args:
       config: of the sweep.
-      binding: fields that must equal those of the workdir's config.
+      binding: further fields that must equal those of the workdir's config.
       entries: what runs in parallel, an encoding first → the parts of its folder's name.
       run: all runs of an entry.
       searches: how often it calls `Trials.every_seed`.
@@ -139,7 +141,7 @@ def completed(
         sharding.check_fits(config.model, config.batch, meshes[0])
         saved = json.loads(path.read_text()) if path.exists() else {}
         if saved:
-            check_same(saved, now, binding)
+            check_same(saved, now, (*BINDING, *binding))
         manifest = now | also(saved)
     works = []
     for entry, parts in entries.items():

@@ -13,7 +13,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,22 +218,46 @@ def _silent_threads() -> Iterator[None]:
         sys.unraisablehook = previous_hook
 
 
-def check_same(saved: dict, now: dict, fields: tuple[str, ...] = BINDING) -> None:
-    """Raises ConfigError where a field that a resumed run must share differs.
+def flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """A nested configuration as dotted names and values."""
+    if not isinstance(value, dict):
+        return [(prefix, value)]
+    return [pair for k, v in value.items() for pair in flat(v, f"{prefix}.{k}" if prefix else k)]
+
+
+def difference(
+    saved: dict, now: dict, fields: Iterable[str] = BINDING, may_differ: Container[str] = ()
+) -> tuple[str, Any, Any] | None:
+    """The first difference between two configurations: its dotted name and both values; or None.
 
     The same text or tokenizer may lie elsewhere: their digests are compared.
+
+    Args:
+      saved: fields by name, nested.
+      now: of the other.
+      fields: which to compare.
+      may_differ: dotted names that are not compared.
     """
     for field in fields:
         digest = DIGESTS.get(field)
-        moved = saved.get(digest) is not None and saved.get(digest) == now.get(digest)
-        if saved.get(field) != now.get(field) and not moved:
-            old, new = saved.get(field), now.get(field)
-            if isinstance(old, dict) and isinstance(new, dict):
-                name = next(k for k in {**old, **new} if old.get(k) != new.get(k))
-                field, old, new = f"{field}.{name}", old.get(name), new.get(name)
-            raise ConfigError(
-                f"{field}={new!r}: the checkpoint was made with {old!r}; use that, or a new workdir"
-            )
+        if saved.get(digest) is not None and saved.get(digest) == now.get(digest):
+            continue
+        old, new = saved.get(field), now.get(field)
+        nested = isinstance(old, dict) and isinstance(new, dict)
+        olds, news = (dict(flat(x, field)) if nested else {field: x} for x in (old, new))
+        for name in {**olds, **news}:
+            if name not in may_differ and olds.get(name) != news.get(name):
+                return name, olds.get(name), news.get(name)
+    return None
+
+
+def check_same(saved: dict, now: dict, fields: Iterable[str] = BINDING) -> None:
+    """Raises ConfigError where a field that a resumed run must share differs, as `difference`."""
+    if found := difference(saved, now, fields):
+        name, old, new = found
+        raise ConfigError(
+            f"{name}={new!r}: the checkpoint was made with {old!r}; use that, or a new workdir"
+        )
 
 
 def abstract(state: Any, shardings: Any) -> Any:

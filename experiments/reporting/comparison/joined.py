@@ -21,8 +21,6 @@ from experiments.running.rate_search import RATES
 from experiments.running.run_names import short_names
 from pe_jax.validation import ConfigError
 
-# May differ: seeds are joined, the corpus is compared by digest, the others do not affect losses.
-FREE = ("seed", "data", "model.encoding", "eval.batch_tokens")
 NOTED = ("commit", "device", "versions")
 
 
@@ -87,25 +85,19 @@ def _earlier(parts: Sequence[Results], seeds: list[int]) -> Iterator[dict[str, A
 def check_comparable(first: Results, other: Results) -> None:
     """Raises ConfigError with the first difference that makes them incomparable."""
 
-    def bound(part: Results) -> dict[str, Any]:
-        fields = results.binding(part.manifest)
-        flat = results.flat({field: fields[field] for field in results.SAME})
-        return {f"{name}=": value for name, value in flat if name not in FREE}
-
     def trained(part: Results) -> dict[str, Any]:
-        specs = {f"spec of {s.folder} is ": s.spec for s in part.schemes}
+        specs = {f"spec of {s.folder} is": s.spec for s in part.schemes}
         facts = {(f, s.name): s.fact(f) for f in RATES for s in part.schemes}
-        rates = {f"{f} of {name} is ": x for (f, name), x in facts.items() if x is not None}
+        rates = {f"{f} of {name} is": x for (f, name), x in facts.items() if x is not None}
         return specs | rates
 
-    for about in (bound, trained):
-        ours, theirs = about(first), about(other)
-        both = {**ours, **theirs} if about is bound else ours.keys() & theirs.keys()
-        for what in sorted(both):
-            if (a := ours.get(what)) != (b := theirs.get(what)):
-                raise ConfigError(
-                    f"{other.workdir}: {what}{b!r}, and {first.workdir} has {a!r}: not comparable"
-                )
+    results.check_comparable(first, other, results.FREE)
+    ours, theirs = trained(first), trained(other)
+    for what in sorted(ours.keys() & theirs.keys()):
+        if (a := ours[what]) != (b := theirs[what]):
+            raise ConfigError(
+                f"{other.workdir}: {what} {b!r}, and {first.workdir} has {a!r}: not comparable"
+            )
 
 
 def _timings(part: Results, names: dict[str, str]) -> dict[str, Any]:

@@ -24,11 +24,12 @@ from experiments.reporting.comparison import (
 )
 from experiments.reporting.comparison.learning_rates import Rates
 from experiments.reporting.html_page import Figure, Section
-from experiments.reporting.results import Question, Results, Scheme, flat
+from experiments.reporting.results import Question, Results, Scheme
 from experiments.reporting.statistics import number
 from experiments.reporting.verdicts import Verdict
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.rate_search import pair_words
+from pe_jax.training.checkpoint import flat
 from pe_jax.training.config import PROTOCOLS
 
 REPORT = "python -m experiments.report"

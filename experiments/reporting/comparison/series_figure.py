@@ -32,14 +32,14 @@ from experiments.reporting.plotting import (
 from experiments.reporting.results import Results, Scheme, told_apart
 from experiments.reporting.statistics import CLAIM_SEEDS, Estimate, number
 from experiments.reporting.verdicts import paired_difference
+from experiments.running.rate_search import RATES
 from experiments.running.run_names import short_names
 from pe_jax.validation import ConfigError
 
-SAME = ("corpus", "tokens", "length", "batch", "eval", "reference", "protocol")
-SAME += ("positions", "model", "optimizer")
-FREE = {f"model.{name}" for name in ("encoding", "vocab", "width", "layers", "heads", "kv_heads")}
-FREE |= {"model.head_dim", "model.mlp_width", "optimizer.warmup"}
-FREE |= {"optimizer.learning_rate", "optimizer.encoding_rate"}
+FREE = {*results.FREE, "steps", "optimizer.warmup", *(f"optimizer.{name}" for name in RATES)}
+FREE |= {"rates", "encoding_rates", "rate_rounds", "rate_steps", "smallest_effect"}
+FREE |= {f"model.{name}" for name in ("vocab", "width", "layers", "heads", "kv_heads")}
+FREE |= {"model.head_dim", "model.mlp_width"}
 AXES = {"parameters": "size", "steps": "number of steps"}  # what varies, and what that is
 HEADER = ("encoding", "parameters", "steps", "length", "mean", "low", "high", "p", "each_seed")
 
@@ -82,16 +82,7 @@ def read(folders: Sequence[Path]) -> list[Results]:
             raise ConfigError(
                 f"{other.workdir}: its reference is {theirs}, that of {first.workdir} is {ours}"
             )
-        ours, theirs = (
-            dict(results.flat(results.binding(part.manifest))) for part in (first, other)
-        )
-        for field in ours:
-            same = field.partition(".")[0] in SAME and field not in FREE
-            if same and ours[field] != theirs[field]:
-                raise ConfigError(
-                    f"{other.workdir}: {field}={theirs[field]!r}, and {first.workdir} has"
-                    f" {ours[field]!r}: only sizes, or steps, may differ"
-                )
+        results.check_comparable(first, other, FREE, "only sizes, or steps, may differ")
         if value(first) == value(other):
             raise ConfigError(
                 f"{other.workdir}: {value(other):,} {varied}, as in {first.workdir}; in a series"

@@ -14,7 +14,7 @@ from experiments.running.rate_search import RATES
 from pe_jax.encodings import Encoding
 from pe_jax.encodings.rope import RoPE
 from pe_jax.training import manifest
-from pe_jax.training.checkpoint import BINDING
+from pe_jax.training.checkpoint import BINDING, difference
 from pe_jax.training.config import Config
 from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError
@@ -116,20 +116,15 @@ def check_comparable(bases: list[Base], others: dict[str, list[Base]]) -> None:
     Each of the others has the seeds of the bases.
     """
     first, seeds = bases[0], [base.config.seed for base in bases]
-    own = {"model": ("encoding",), "optimizer": RATES}
+    scheme = "model.encoding", *(f"optimizer.{name}" for name in RATES)
     for run in (*bases[1:], *itertools.chain(*others.values())):
-        saved, may_differ = dict(run.saved), "seed"
-        if run not in bases:
-            may_differ = "seed, encoding and rates"
-            for group, fields in own.items():
-                saved[group] = saved[group] | {name: first.saved[group][name] for name in fields}
-        for field in SHARED:
-            ours, theirs = first.saved.get(field), saved.get(field)
-            if ours != theirs:
-                raise ConfigError(
-                    f"runs: {run.folder} has {field}={theirs!r}, {first.folder} {ours!r}; compare"
-                    f" runs that differ in their {may_differ} only"
-                )
+        words, may_differ = ("seed", ()) if run in bases else ("seed, encoding and rates", scheme)
+        if found := difference(first.saved, run.saved, SHARED, may_differ):
+            name, ours, theirs = found
+            raise ConfigError(
+                f"runs: {run.folder} has {name}={theirs!r}, {first.folder} {ours!r}; compare runs"
+                f" that differ in their {words} only"
+            )
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"runs: their seeds are {seeds}; pass each once")
     for name, runs in others.items():
