@@ -23,6 +23,7 @@ from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig
 from experiments.running.configs.tasks import TasksConfig
+from experiments.running.manifest import Manifest
 from pe_jax.training.config import PROTOCOLS
 from pe_jax.training.optimizer import schedule
 from pe_jax.training.paths import local
@@ -64,8 +65,7 @@ def config_of(source: str, kind: type) -> Any:
 def comparison(schemes: Sequence[Scheme], trained: int, lengths: Iterable[int], **about) -> Results:
     """A comparison of these schemes, as far as figures ask about it."""
     seeds = sorted({seed for scheme in schemes for seed in scheme.runs})
-    sizes = {"train_length": trained, "lengths": sorted({*lengths})}
-    manifest = {"reference": REFERENCE, "seeds": seeds, **sizes, **about}
+    manifest = Manifest(REFERENCE, trained, sorted({*lengths}), seeds, **about)
     return Results(Path(), manifest, told_apart(schemes), None)
 
 
@@ -88,7 +88,7 @@ def by_position(path: Path, like: Results) -> Results:
         loss = np.array([*points.values()])[distances.argmin(1)]
         run = Run(0, numbers=windows, evaluation={"by_position": {"loss": loss.tolist()}})
         schemes.append(Scheme(name, name, index, {0: run}))
-    return comparison(schemes, like.manifest["train_length"], like.manifest["lengths"])
+    return comparison(schemes, like.manifest.train_length, like.manifest.lengths)
 
 
 def series(path: Path) -> list[series_figure.Point]:

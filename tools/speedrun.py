@@ -69,7 +69,7 @@ def losses(results: Results, scheme: Scheme) -> dict[str, list[float] | None]:
       ConfigError: a seed is missing or diverged.
     """
     by_length = {}
-    for length in (results.manifest["train_length"], results.longest):
+    for length in (results.manifest.train_length, results.longest):
         windows, problem = scheme.measured(PROTOCOL, length)
         if problem not in ("", "not defined"):
             raise ConfigError(f"{results.workdir}: {scheme.name} at {length}: {problem}")
@@ -84,7 +84,7 @@ def entry(results: Results, scheme: Scheme) -> dict:
       ConfigError: a field that is fixed differs, a seed is missing, RoPE was not timed.
     """
     workdir, manifest, fixed = results.workdir, results.manifest, target()
-    config = frozen(manifest["config"])
+    config = frozen(manifest.config)
     if differing := [name for name in fixed if config.get(name) != fixed[name]]:
         raise ConfigError(f"{workdir}: {', '.join(differing)} differ from configs/speedrun.py")
     by_length = losses(results, scheme)
@@ -101,12 +101,12 @@ def entry(results: Results, scheme: Scheme) -> dict:
         "parameters": scheme.fact("parameters"),
         "learning_rate": scheme.fact("learning_rate"),
         "encoding_rate": scheme.fact("encoding_rate"),
-        "seeds": manifest["seeds"],
+        "seeds": manifest.seeds,
         "config": digest(fixed),
-        "text": manifest["corpus"]["digest"],
-        "commit": manifest["commit"],
+        "text": manifest.corpus["digest"],
+        "commit": manifest.commit,
         "lock": digest((ROOT / "requirements.txt").read_bytes()),
-        "versions": manifest["versions"],
+        "versions": manifest.versions,
         "machine": processor(),
         "date": time.strftime("%Y-%m-%d"),
         "logs": [digest((run / "metrics.jsonl").read_bytes()) for run in folders],
@@ -192,7 +192,7 @@ def check(path: Path) -> bool:
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         results = read(Path(workdir))
     here = losses(results, results.schemes[0])
-    if results.manifest["corpus"]["digest"] != claimed["text"]:
+    if results.manifest.corpus["digest"] != claimed["text"]:
         raise ConfigError("the embedded text differs: install the versions of requirements.txt")
     agree = True
     for (length, before), tolerance in zip(lengths, TOLERANCE, strict=True):

@@ -17,11 +17,11 @@ from experiments.measuring import flops, model_speed
 from experiments.measuring.hlo_trip_counts import tiles
 from experiments.reporting import results
 from experiments.reporting.comparison import report
-from experiments.running import driver, launch, rate_search, table, trained_run
+from experiments.running import driver, launch, manifest, rate_search, table, trained_run
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.devices import run_meshes
 from experiments.running.process.errors import one_line_errors
-from experiments.running.provenance import command, environment, save_json, versions
+from experiments.running.provenance import environment, save_json
 from experiments.running.rate_search import RATES, Pair
 from experiments.running.run_names import folder, short_names
 from experiments.running.training_loop import (
@@ -46,8 +46,6 @@ from pe_jax.training.sharding import path_name
 from pe_jax.training.step import Trainer
 from pe_jax.validation import ConfigError
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-
 
 def check_evaluation(config: CompareConfig) -> EvalConfig:
     """The evaluation of short runs: validation text, the training length, as many targets."""
@@ -66,21 +64,14 @@ def run_path(spec: str, seed: int) -> Path:
     return Path("runs", folder(spec), f"seed{seed}")
 
 
-def manifest(config: CompareConfig, source: Source, grids: dict[str, list[Pair]]) -> dict:
-    """The config, and beside it what it does not say; `described` has what follows from it."""
+def described(source: Source) -> dict[str, Any]:
+    """What a manifest says of the corpus."""
     return {
-        "config": json.loads(json.dumps(dataclasses.asdict(config))),
-        "corpus": {
-            "name": source.corpus.name,
-            "digest": source.corpus.digest,
-            "tokens": source.tokens and source.tokens.digest,
-            "describe": source.corpus.describe(),
-            "warning": source.corpus.warning,
-        },
-        "grids": grids,
-        "versions": versions(PACKAGES),
-        **environment(),
-        "command": command("experiments.compare"),
+        "name": source.corpus.name,
+        "digest": source.corpus.digest,
+        "tokens": source.tokens and source.tokens.digest,
+        "describe": source.corpus.describe(),
+        "warning": source.corpus.warning,
     }
 
 
@@ -115,14 +106,13 @@ def looks(config: CompareConfig, source: Source) -> list[dict]:
     Raises:
       ConfigError: it is another comparison's, naming the difference.
     """
-    path = Path(config.workdir) / "manifest.json"
-    if not path.exists():
+    workdir = Path(config.workdir)
+    if not (workdir / manifest.NAME).exists():
         return []
-    saved = json.loads(path.read_text())
+    saved = manifest.read(workdir)
     digests = {"corpus": source.corpus.digest, "tokens": source.tokens and source.tokens.digest}
-    now = {**dataclasses.asdict(config), **digests}
-    check_same(results.binding(saved), now, results.SAME)
-    return saved.get("looks", [])
+    check_same(saved.binding, {**dataclasses.asdict(config), **digests}, results.SAME)
+    return [*saved.looks]
 
 
 def check_questions(config: CompareConfig, source: Source) -> None:
@@ -295,8 +285,7 @@ def opened(config: CompareConfig) -> Opened:
     sized = with_vocab(config, sources[0].vocab)
     batches(config, sources[0], meshes[0])  # raises any data error before anything is written
     check_questions(config, sources[0])
-    about = manifest(config, sources[0], grids)
-    about["looks"] = looks(config, sources[0])
+    about = manifest.saved(config, described(sources[0]), grids, looks(config, sources[0]))
     names, evaluators = short_names(config.encodings), {}
     for spec, name in names.items():
         model = dataclasses.replace(sized.model, encoding=spec)
@@ -315,7 +304,7 @@ def main(config: CompareConfig) -> None:
     workdir = Path(config.workdir)
     with one_line_errors():
         config, sources, grids, evaluators, about, meshes = opened(config)
-    with driver.opened(workdir, "manifest.json", about, meshes) as runs:
+    with driver.opened(workdir, manifest.NAME, about, meshes) as runs:
         works = [
             SchemeRuns(config, sources, name, grids[e.trainer.config.encoding], e).work
             for name, e in evaluators.items()
@@ -366,7 +355,7 @@ def look(config: CompareConfig) -> None:
         config, (source, _), _, evaluators, about, meshes = opened(config)
         text = kept_text(config, source)
         about["looks"].append({"command": about["command"], "windows": len(text)})
-    with driver.opened(workdir, "manifest.json", about, meshes):
+    with driver.opened(workdir, manifest.NAME, about, meshes):
         for name, evaluator in evaluators.items():
             for seed in config.every_seed:
                 path = workdir / run_path(evaluator.trainer.config.encoding, seed)

@@ -19,22 +19,16 @@ import numpy as np
 
 from experiments.reporting import statistics
 from experiments.reporting.scheme_styles import Style, styles
+from experiments.running import manifest as manifests
 from experiments.running import rate_search, table
-from experiments.running.configs.compare import CompareConfig, described
+from experiments.running.manifest import Manifest
 from experiments.running.rate_search import RATES, Pair
 from experiments.running.run_names import rates_name
 from experiments.running.table import Numbers, Row, Test
 from experiments.running.work import FAILED
 from pe_jax.training.checkpoint import BINDING, difference
-from pe_jax.training.config import PROTOCOLS, from_json
+from pe_jax.training.config import PROTOCOLS
 from pe_jax.validation import ConfigError
-
-REQUIRED = (
-    *("name", "train_length", "lengths", "baseline", "reference", "encodings", "seeds"),
-    *("config", "corpus", "versions", "commit", "device", "command", "steps", "batch"),
-    "learning_rate",
-)
-
 
 REPORTED = "reported.json"  # the subjects of all reports so far
 EVALUATION = "evaluation.json"  # of a run
@@ -216,7 +210,7 @@ class Results:
     """The results of a comparison."""
 
     workdir: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     schemes: tuple[Scheme, ...]
     speed: dict[str, Any] | None
     reported: tuple[dict[str, Any], ...] = ()
@@ -227,7 +221,7 @@ class Results:
 
         Schemes are called by their folders: short names change as variants are added.
         """
-        return {"seeds": self.manifest["seeds"], "encodings": [s.folder for s in self.schemes]}
+        return {"seeds": self.manifest.seeds, "encodings": [s.folder for s in self.schemes]}
 
     @property
     def changes(self) -> str:
@@ -246,7 +240,7 @@ class Results:
 
     def rows(self) -> Iterator[Row]:
         """The table of losses: `parts` has that of every window, from which verdicts follow."""
-        lengths = self.manifest["lengths"]
+        lengths = self.manifest.lengths
         return rows(self.schemes, [(p, n) for p in PROTOCOLS for n in lengths])
 
     def scheme(self, name: str) -> Scheme | None:
@@ -256,18 +250,18 @@ class Results:
     @property
     def reference(self) -> Scheme | None:
         """The scheme that the others are compared with, if it was run."""
-        return self.scheme(self.manifest["reference"])
+        return self.scheme(self.manifest.reference)
 
     @property
     def primary(self) -> tuple[str, int]:
         """(protocol, length) of the primary metric."""
-        primary = self.manifest.get("primary") or {}
+        primary = self.manifest.primary or {}
         return primary.get("protocol", PROTOCOLS[0]), primary.get("length", self.longest)
 
     @property
     def questions(self) -> tuple[Question, ...]:
         """The primary question, and the secondary one if it was declared."""
-        primary, other = Question("primary", *self.primary), self.manifest.get("secondary")
+        primary, other = Question("primary", *self.primary), self.manifest.secondary
         if not other or (other["protocol"], other["length"]) == self.primary:
             return (primary,)
         return primary, Question("secondary", other["protocol"], other["length"])
@@ -275,7 +269,7 @@ class Results:
     @property
     def effect(self) -> float:
         """The smallest difference of interest, nats per token."""
-        return float(self.manifest.get("smallest_effect", CompareConfig().smallest_effect))
+        return float(self.manifest.smallest_effect)
 
     @property
     def windows(self) -> int:
@@ -287,7 +281,7 @@ class Results:
     @property
     def longest(self) -> int:
         """The longest length of the evaluation."""
-        return max(self.manifest["lengths"])
+        return max(self.manifest.lengths)
 
 
 def rows(
@@ -321,13 +315,6 @@ def of_table(found: Iterable[Row], specs: Mapping[str, str] | None = None) -> tu
     return told_apart(schemes)
 
 
-def binding(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Configuration and digests of a manifest, with defaults for fields that it lacks."""
-    config = dataclasses.asdict(from_json(CompareConfig, manifest["config"]))
-    corpus = manifest["corpus"]
-    return {**config, "corpus": corpus["digest"], "tokens": corpus.get("tokens")}
-
-
 def check_comparable(
     first: Results, other: Results, may_differ: Container[str], fix: str = "not comparable"
 ) -> None:
@@ -339,7 +326,7 @@ def check_comparable(
       may_differ: dotted names of fields that are not compared.
       fix: what the error ends with.
     """
-    fields = binding(first.manifest), binding(other.manifest)
+    fields = first.manifest.binding, other.manifest.binding
     if found := difference(*fields, SAME, may_differ):
         name, ours, theirs = found
         raise ConfigError(
@@ -411,19 +398,19 @@ def rate_loss(check: Run, length: int) -> float:
     return math.inf if isinstance(windows, str) else float(windows.mean())
 
 
-def _read_checks(workdir: Path, folder: str, manifest: dict, entry: dict) -> dict[Pair, Run]:
+def _read_checks(workdir: Path, folder: str, manifest: Manifest, entry: dict) -> dict[Pair, Run]:
     """The short runs of an encoding, by (rate, multiple): its grid's, and those tried after it."""
     checks: dict[Pair, Run] = {}
     grid = entry.get("checks")
     if grid is None:
-        grid = [(rate, 1.0) for rate in manifest.get("rates", ())]
+        grid = [(rate, 1.0) for rate in manifest.rates]
 
     pairs = [(float(rate), float(multiple)) for rate, multiple in grid]
     losses: rate_search.Losses = {}
-    while missing := rate_search.untried(pairs, losses, manifest.get("rate_rounds", 0)):
+    while missing := rate_search.untried(pairs, losses, manifest.rate_rounds):
         for pair in missing:
-            checks[pair] = read_check(workdir, folder, pair, manifest["seeds"][0])
-            losses[pair] = rate_loss(checks[pair], manifest["train_length"])
+            checks[pair] = read_check(workdir, folder, pair, manifest.seeds[0])
+            losses[pair] = rate_loss(checks[pair], manifest.train_length)
     return checks
 
 
@@ -434,21 +421,16 @@ def read(workdir: Path, evaluation: str = EVALUATION) -> Results:
       ConfigError: there is no manifest; it or the timings cannot be read, or lack a field; a name
         leaves `runs/`.
     """
-    if not (workdir / "manifest.json").is_file():
-        raise ConfigError(f"workdir={str(workdir)!r} holds no manifest.json of a comparison")
+    manifest = manifests.read(workdir)
     workdir = workdir.resolve()
-    manifest = described(_json(workdir / "manifest.json"))
-    for field in REQUIRED:
-        if field not in manifest:
-            raise ConfigError(f"{workdir / 'manifest.json'}: no field {field!r}")
     schemes = []
-    for index, entry in enumerate(manifest["encodings"]):
+    for index, entry in enumerate(manifest.encodings):
         name = str(entry["name"])
         folder = str(entry.get("folder", name))  # the first comparisons had names for folders
         path = workdir / "runs" / folder  # which may be a link, to a larger disk
         if "\0" in folder or folder in ("", ".", "..") or Path(folder).name != folder:
             raise ConfigError(f"encoding {name!r}: its folder {folder!r} would be outside runs/")
-        runs = {seed: _run(path / f"seed{seed}", seed, evaluation) for seed in manifest["seeds"]}
+        runs = {seed: _run(path / f"seed{seed}", seed, evaluation) for seed in manifest.seeds}
         checks = _read_checks(workdir, folder, manifest, entry)
         schemes.append(Scheme(name, str(entry["spec"]), index, runs, checks, folder))
     path = workdir / "speed.json"

@@ -75,7 +75,7 @@ def verdicts(results: Results, question: Question | None = None) -> list[Verdict
     question = question or results.questions[0]
     return decide(
         results.schemes,
-        results.manifest["reference"],
+        results.manifest.reference,
         question.protocol,
         question.length,
         effect=results.effect,
@@ -152,7 +152,7 @@ def by_difference(decided: Iterable[Verdict]) -> list[Verdict]:
 
 def by_length(results: Results, protocol: str) -> dict[str, dict[int, Estimate]]:
     """Scheme → length → difference to the reference, where there is one; not the reference."""
-    reference, lengths = results.reference, results.manifest["lengths"]
+    reference, lengths = results.reference, results.manifest.lengths
     return {
         s.name: {
             n: d

@@ -247,13 +247,13 @@ def test_the_manifest_says_what_was_compared(compared):
         *environment()
     }
     about = results.read(folder).manifest
-    specs = {x["name"]: x["spec"] for x in about["encodings"]}
+    specs = {x["name"]: x["spec"] for x in about.encodings}
     assert specs == {"nope": "nope", "learned": f"learned(length={tiny.L})"}
-    assert about["seeds"] == list(SEEDS) and about["steps"] == STEPS
-    assert about["primary"] == {"protocol": "non-overlapping", "length": 2 * tiny.L}
-    assert about["secondary"] == {"protocol": "non-overlapping", "length": tiny.L}
-    assert about["smallest_effect"] == 0.01
-    assert about["corpus"]["name"] == "synthetic:copy" and len(about["corpus"]["digest"]) == 64
+    assert about.seeds == list(SEEDS) and about.steps == STEPS
+    assert about.primary == {"protocol": "non-overlapping", "length": 2 * tiny.L}
+    assert about.secondary == {"protocol": "non-overlapping", "length": tiny.L}
+    assert about.smallest_effect == 0.01
+    assert about.corpus["name"] == "synthetic:copy" and len(about.corpus["digest"]) == 64
 
 
 def test_the_report_is_there(compared):

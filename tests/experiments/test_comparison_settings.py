@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.programs import compare
-from experiments.running import driver, rate_search
+from experiments.running import driver, manifest, rate_search
 from experiments.running import training_loop as program
-from experiments.running.configs.compare import described
 from pe_jax.training import corpus, tasks
 from tests.experiments.tiny_comparison import settings
 from tests.trainers import OPTIMIZER, change
@@ -40,18 +39,21 @@ def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, 
     monkeypatch.setattr(corpus, "PACKAGES", corpus.PACKAGES[:2])
     config = change(settings(tmp_path), data="embedded").resolved()
     (source,) = program.open_source(config, config.eval)
-    about = compare.manifest(config, source, {})["corpus"]
+    about = compare.described(source)
     assert about["digest"] == source.corpus.digest and about["warning"] == source.corpus.warning
     assert "not that of the published numbers" in about["warning"]
     assert [x.levelname for x in caplog.records if about["warning"] in x.message] == ["WARNING"]
 
 
+def described(config):
+    grids = dict.fromkeys(config.encodings, ())
+    return manifest.parsed(manifest.saved(config, {"name": "embedded"}, grids))
+
+
 def test_variants_of_a_scheme_have_folders_of_their_own_whatever_else_is_compared(tmp_path):
     def folders(*specs):
         config = change(settings(tmp_path), encodings=specs, reference="").resolved()
-        sources = program.open_source(config, config.eval)
-        about = described(compare.manifest(config, *sources, dict.fromkeys(config.encodings, ())))
-        return {entry["spec"]: entry["folder"] for entry in about["encodings"]}
+        return {entry["spec"]: entry["folder"] for entry in described(config).encodings}
 
     several = folders("t5(num_buckets=8)", "t5", "t5+rope", "t5,rope")
     assert several["t5"] == "t5" and len({*several.values()}) == 4
@@ -97,10 +99,9 @@ def test_a_reference_that_has_no_loss_at_a_declared_length_is_said(
 def test_the_first_encoding_is_the_baseline_and_the_reference_by_default(tmp_path):
     config = change(settings(tmp_path), encodings=("rope(base=5e5)", "rope"), reference="")
     config = config.resolved()
-    sources = program.open_source(config, config.eval)
-    about = described(compare.manifest(config, *sources, dict.fromkeys(config.encodings, ())))
-    assert about["baseline"] == about["reference"] == "rope base 5e5"
-    assert about["config"]["reference"] == "rope(base=5e5)"
+    about = described(config)
+    assert about.baseline == about.reference == "rope base 5e5"
+    assert about.config["reference"] == "rope(base=5e5)"
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"

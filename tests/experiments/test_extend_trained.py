@@ -13,8 +13,8 @@ from scipy import stats
 
 from experiments.programs import compare, extend
 from experiments.reporting import extension_report
-from experiments.running import table, trained_run
-from experiments.running.configs.compare import CompareConfig, described
+from experiments.running import manifest, table, trained_run
+from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import bases
 from experiments.running.training_loop import open_source
@@ -62,9 +62,8 @@ def found(comparison, tmp_path_factory) -> tuple[Path, dict]:
 
 def runs_of(comparison: Path) -> dict[str, dict[str, Path]]:
     """Encoding → seed → the folder of the trained run."""
-    manifest = described(json.loads((comparison / "manifest.json").read_text()))
-    runs = comparison / "runs"
-    folders = {entry["name"]: runs / entry["folder"] for entry in manifest["encodings"]}
+    runs, entries = comparison / "runs", manifest.read(comparison).encodings
+    folders = {entry["name"]: runs / entry["folder"] for entry in entries}
     return {name: {n: path / f"seed{n}" for n in SEEDS} for name, path in folders.items()}
 
 
@@ -260,9 +259,9 @@ def test_a_base_that_diverged_and_a_comparison_without_rope_are_refused(
     trained = altered(comparison, tmp_path / "other", diverges)
     refused(extension(tmp_path / "run", trained), capsys, "rope/seed5': diverged (at step 3)")
     path = tmp_path / "other" / "manifest.json"
-    manifest = described(json.loads(path.read_text()))
-    rest = [entry for entry in manifest["encodings"] if entry["name"] != "rope"]
-    path.write_text(json.dumps({**manifest, "encodings": rest}))
+    entries = manifest.read(path.parent).encodings
+    rest = [entry for entry in entries if entry["name"] != "rope"]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "encodings": rest}))
     need = f"compares alibi, t5, learned(length={L}); the methods need runs of rope"
     refused(extension(tmp_path / "run", trained), capsys, need)
     path.unlink()

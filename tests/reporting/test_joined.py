@@ -38,7 +38,7 @@ def test_a_join_is_what_one_comparison_would_have_been(parts, fake, tmp_path, no
     one = fake(["nope", "rope", "alibi", "t5"], seeds=(0, 1, 2, 3), config=CONFIG)
     whole, single = joined.read(parts, tmp_path / "joined"), results.read(one)
     assert [s.name for s in whole.schemes] == ["nope", "rope", "alibi", "t5"]
-    assert whole.manifest["seeds"] == [0, 1, 2, 3]
+    assert whole.manifest.seeds == [0, 1, 2, 3]
     assert verdicts(whole) == verdicts(single)
     assert {run.status for s in whole.schemes for run in s.runs.values()} == {"ok"}
     page = report.build(whole).read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def test_what_no_part_has_is_missing_and_other_numbers_of_a_run_are_noted(parts,
         **dict.fromkeys((1, 2), "missing"),
         **dict.fromkeys((0, 3), "ok"),
     }
-    assert "alibi, seed 0: other has other numbers; the first are used." in found.manifest["notes"]
+    assert "alibi, seed 0: other has other numbers; the first are used." in found.manifest.notes
     assert found.scheme("alibi").runs[0].numbers
 
 

@@ -45,7 +45,7 @@ def test_a_point_is_the_difference_of_that_sizes_report(sizes):
         decided = verdicts(reports[p.parameters], Question("", "non-overlapping", p.length))
         (theirs,) = (v.difference for v in decided if v.name == p.scheme.name)
         assert p.difference == theirs
-        assert p.steps == reports[p.parameters].manifest["steps"]
+        assert p.steps == reports[p.parameters].manifest.steps
 
 
 def test_the_figure_has_a_row_for_every_difference_and_its_own_title(sizes):

@@ -9,6 +9,7 @@ from scipy import stats
 from experiments.reporting import results, statistics
 from experiments.reporting.results import Results, Run, Scheme
 from experiments.reporting.verdicts import UNDECIDED, verdicts
+from experiments.running.manifest import Manifest
 
 WHERE = "non-overlapping"
 
@@ -187,8 +188,8 @@ def simulated(rng, names, effects, seeds=5, windows=6, sd=0.02, effect=0.0):
         losses = text + own[k] + effects.get(name, 0) + sd / 2 * rng.normal(size=text.shape)
         runs = {s: Run(s, numbers={(WHERE, 512): losses[s]}) for s in range(seeds)}
         schemes.append(Scheme(name, "rope", k, runs))
-    manifest = {"reference": names[0], "lengths": [512], "primary": {"protocol": WHERE}}
-    manifest |= {"seeds": [*range(seeds)], "smallest_effect": effect}
+    question = {"primary": {"protocol": WHERE}, "smallest_effect": effect}
+    manifest = Manifest(names[0], 512, [512], [*range(seeds)], **question)
     return Results(Path(), manifest, tuple(schemes), None)
 
 
@@ -277,7 +278,7 @@ def cut(whole, seeds, reported):
         dataclasses.replace(s, runs={k: run for k, run in s.runs.items() if k < seeds})
         for s in whole.schemes
     )
-    manifest = whole.manifest | {"seeds": [*range(seeds)]}
+    manifest = dataclasses.replace(whole.manifest, seeds=[*range(seeds)])
     return dataclasses.replace(whole, manifest=manifest, schemes=schemes, reported=tuple(reported))
 
 

@@ -65,7 +65,8 @@ def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_pic
     assert "Each question is corrected separately." in " ".join(found.confidence)
     windows = read.schemes[0].runs[0].measured("non-overlapping", 512).size
     assert windows > 1 and f"over {windows} windows" in " ".join(found.confidence)
-    looked = dataclasses.replace(read, manifest=read.manifest | {"looks": [{}, {}]})
+    looks = dataclasses.replace(read.manifest, looks=[{}, {}])
+    looked = dataclasses.replace(read, manifest=looks)
     assert "were evaluated 2 times: one confirms" in " ".join(summary(looked).confidence)
     text = Page(build(folder).read_text(encoding="utf-8")).text
     for words in ("Primary: length 512, non-overlapping", "Secondary: the trained length, 64, "):

@@ -24,9 +24,9 @@ def summary(results: Results) -> Summary:
     m, (primary, *secondary) = results.manifest, results.questions
     rows = verdicts(results, primary)
     questions = [
-        f"Trained on sequences of {m['train_length']} tokens, which positional encoding has a lower"
-        f" loss than {m['reference']} at length {primary.length} ({primary.protocol} evaluation)?"
-        f" {len(results.schemes)} schemes, {m['steps']:,} steps of {m['batch']} sequences,"
+        f"Trained on sequences of {m.train_length} tokens, which positional encoding has a lower"
+        f" loss than {m.reference} at length {primary.length} ({primary.protocol} evaluation)?"
+        f" {len(results.schemes)} schemes, {m.steps:,} steps of {m.batch} sequences,"
         f" {rate_words(results)}."
     ]
     for q in secondary:
@@ -52,7 +52,7 @@ def _caveats(results: Results) -> list[str]:
 
 
 def _seeds_and_tests(results: Results, rows: Sequence[Verdict]) -> list[str]:
-    seeds = len(results.manifest["seeds"])
+    seeds = len(results.manifest.seeds)
     lines = []
     if results.changes:
         lines.append(
@@ -85,7 +85,7 @@ def _seeds_and_tests(results: Results, rows: Sequence[Verdict]) -> list[str]:
         least = statistics.HEADLINE_SEEDS
         sentences.append(f"Enough to state a difference, not for a headline ({least}).")
     sentences.append("What holds for this model, corpus and budget need not hold for others.")
-    if looks := len(results.manifest.get("looks", ())):
+    if looks := len(results.manifest.looks):
         times = f"{looks} time{'s' * (looks != 1)}"
         sentences.append(f"The files kept for a last look were evaluated {times}: one confirms.")
     return [*lines, " ".join(sentences)]
@@ -110,8 +110,8 @@ def irregularities(results: Results) -> list[str]:
     Among them are commits, devices or versions of JAX that not all runs share: runs may resume
     elsewhere.
     """
-    notes = list(results.manifest.get("notes", ()))
-    if warning := results.manifest["corpus"].get("warning"):
+    notes = list(results.manifest.notes)
+    if warning := results.manifest.corpus.get("warning"):
         notes.append(f"{capital(warning)}.")
     for subject in results.reported:
         if subject != results.subject:

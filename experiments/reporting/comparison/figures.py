@@ -71,9 +71,9 @@ def _differences(
     if results.reference is not None and x:
         axes.plot(x, [0] * len(x), **POINTS, **look(results.reference))
         ends.append((results.reference, x[-1], 0.0))
-    reference = label(results.manifest["reference"])
+    reference = label(results.manifest.reference)
     axes.set_ylabel(f"loss minus that of {reference} (nats per token)")
-    mark_length(axes, results.manifest["train_length"])
+    mark_length(axes, results.manifest.train_length)
     name_lines(axes, ends)
 
 
@@ -86,8 +86,8 @@ def differences_by_length(
     `closely` draws those at the trained length on their own scale too, at the left. A report's page
     has a separate figure of them.
     """
-    reference, lengths = results.manifest["reference"], results.manifest["lengths"]
-    trained = results.manifest["train_length"]
+    reference, lengths = results.manifest.reference, results.manifest.lengths
+    trained = results.manifest.train_length
     by_scheme = verdicts.by_length(results, protocol)
     decided = {n: verdicts.verdicts(results, Question("", protocol, n)) for n in lengths}
     kinds = {n: {v.name: v.kind for v in at_length} for n, at_length in decided.items()}
@@ -155,7 +155,7 @@ def _closely(axes: Axes, results: Results, near: Sequence[Verdict]) -> None:
 def differences_by_position(results: Results, narrow: bool = False) -> Drawing:
     """Paired differences to the reference against the position in the longest context, in bins."""
     by_scheme, missing = verdicts.by_position(results)
-    reference = results.manifest["reference"]
+    reference = results.manifest.reference
     title = sentences.position_title(by_scheme, reference, missing)
     figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
     lines = {
@@ -185,7 +185,7 @@ def differences_by_position(results: Results, narrow: bool = False) -> Drawing:
 @styled
 def loss_by_length(results: Results, protocol: str, narrow: bool = False) -> Drawing:
     """Loss against length: the mean over seeds and each seed; single seeds if some miss."""
-    ends, lengths, trained = [], results.manifest["lengths"], results.manifest["train_length"]
+    ends, lengths, trained = [], results.manifest.lengths, results.manifest.train_length
     cells = {
         (s.name, p, n): s.cell(p, n) for s in results.schemes for p in PROTOCOLS for n in lengths
     }
@@ -214,8 +214,8 @@ def speed(
     results: Results, measure: str, ratios: dict[str, Ratio], narrow: bool = False
 ) -> Drawing:
     """Ratios to the baseline: median over paired repeats, bar from the least to the greatest."""
-    base, what = label(results.manifest["baseline"]), speed_ratios.MEASURES[measure]
-    title = sentences.ratios_title(what, ratios, results.manifest["baseline"])
+    base, what = label(results.manifest.baseline), speed_ratios.MEASURES[measure]
+    title = sentences.ratios_title(what, ratios, results.manifest.baseline)
     figure, (axes,) = canvas(5.8, 1.4 + 0.27 * len(ratios), title=title, narrow=narrow)
     pairs = [(s, ratios[s.name]) for s in results.schemes if s.name in ratios]
     pairs.sort(key=lambda pair: pair[1].median)
@@ -233,7 +233,7 @@ def speed_by_length(
     results: Results, measure: str, by_length: dict[int, dict], narrow: bool = False
 ) -> Drawing:
     """Ratios to the baseline against length, one line per scheme; bar: least to greatest."""
-    baseline, what = results.manifest["baseline"], speed_ratios.MEASURES[measure]
+    baseline, what = results.manifest.baseline, speed_ratios.MEASURES[measure]
     longest = max(by_length)
     title = sentences.ratios_title(f"{what}, at {longest:,}", by_length[longest], baseline)
     figure, (axes,) = canvas(5.8, 4.4, title=title, narrow=narrow)
@@ -265,14 +265,14 @@ def differences(
     compared = [v for v in decided if v.difference]
     points = [(results.schemes[v.index], v.tested, v.tested.estimate) for v in compared]
     points.sort(key=lambda row: row[2].mean)
-    title = sentences.verdict_title(decided, results.manifest["reference"], question.length)
+    title = sentences.verdict_title(decided, results.manifest.reference, question.length)
     figure, (axes,) = canvas(5.8, 1.4 + 0.27 * len(points), title=title, narrow=narrow)
     if results.effect:
         axes.axvspan(-results.effect, results.effect, color=MUTED, alpha=0.13, lw=0, zorder=0.4)
     dots(axes, [(s, d.mean, t.low, t.high, number(d.mean, 3, True)) for s, t, d in points], 0.0)
     for y, (s, _, d) in enumerate(points):
         axes.plot(d.values, [y] * d.n, "|", ms=9, alpha=0.8, **paint(s))
-    reference = label(results.manifest["reference"])
+    reference = label(results.manifest.reference)
     axes.set(xlabel=f"nats per token, minus {reference} (below 0: lower loss)")
     alt = (
         f"Paired difference of each scheme to {reference} at length {question.length}, with 95 %"
@@ -311,7 +311,7 @@ def loss_by_step(results: Results, narrow: bool = False) -> Drawing | None:
     """Loss at the training length against the step, mean over seeds; None if not evaluated."""
     by_scheme = {s.name: loss_curves.curve(s) for s in results.schemes}
     curves = {name: c for name, c in by_scheme.items() if isinstance(c, loss_curves.Curve)}
-    length = results.manifest["train_length"]
+    length = results.manifest.train_length
     title = sentences.curves_title(curves, [*loss_curves.still_falling(results)])
     figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
     rows, ends = [], []
@@ -351,7 +351,7 @@ def loss_by_seconds(results: Results, narrow: bool = False) -> Drawing | None:
     figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
     for scheme, curve, at in timed:
         axes.plot(at, curve.losses, lw=1.5, ms=5, markevery=2, **look(scheme))
-    length = results.manifest["train_length"]
+    length = results.manifest.train_length
     axes.set(xlabel="seconds of training steps", ylabel=f"loss at length {length} (nats per token)")
     ends = [(scheme, round(at[-1], 1), curve.losses[-1]) for scheme, curve, at in timed]
     name_lines(axes, ends)

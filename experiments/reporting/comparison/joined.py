@@ -8,6 +8,7 @@ reference. Commits, versions and devices may differ, and the report says so. Of 
 hold, the first is used.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from experiments.reporting import results
 from experiments.reporting.results import Results, Run, Scheme
-from experiments.running.configs.compare import title
+from experiments.running import manifest
 from experiments.running.configs.sweep import REFERENCES
 from experiments.running.rate_search import RATES
 from experiments.running.run_names import short_names
@@ -31,7 +32,7 @@ def read(folders: Sequence[Path], workdir: Path) -> Results:
       ConfigError: one of the folders has no manifest; they are not comparable, saying why; the
         workdir holds a comparison.
     """
-    if (workdir / "manifest.json").exists():
+    if (workdir / manifest.NAME).exists():
         raise ConfigError(f"workdir={str(workdir)!r} holds a comparison; choose another")
     parts = [results.read(folder) for folder in folders]
     for pair in itertools.combinations(parts, 2):
@@ -41,33 +42,39 @@ def read(folders: Sequence[Path], workdir: Path) -> Results:
     for scheme in (scheme for part in parts for scheme in part.schemes):
         by_folder.setdefault(scheme.folder, []).append(scheme)
     names = short_names([same[0].spec for same in by_folder.values()])
-    seeds = sorted({seed for part in parts for seed in part.manifest["seeds"]})
+    seeds = sorted({seed for part in parts for seed in part.manifest.seeds})
     schemes = []
     for index, (folder, same) in enumerate(by_folder.items()):
         found = {k: r for s in same[::-1] for k, r in s.runs.items() if r.status != "missing"}
         runs = {seed: found.get(seed, Run(seed, "missing", "in none of them")) for seed in seeds}
         checks = {pair: run for s in same[::-1] for pair, run in s.checks.items()}
         schemes.append(Scheme(names[same[0].spec], same[0].spec, index, runs, checks, folder))
-    sources = [m for part in parts for m in (*part.manifest.get("before", ()), part.manifest)]
+    before = [
+        entry
+        for m in (part.manifest for part in parts)
+        for entry in (*m.before, {"commit": m.commit, "command": m.command})
+    ]
     folders_listed = ",".join(str(part.workdir) for part in parts)
-    manifest = {
-        **first,
-        "name": title(len(schemes), first["corpus"]["name"]),
-        **{f: names[s.spec] for f in REFERENCES if (s := parts[0].scheme(first[f]))},
-        "seeds": seeds,
-        "config": first["config"]
-        | {"workdir": str(workdir), "seed": seeds[0]}
-        | {"encodings": [*names], "seeds": len(seeds)},
-        "commit": ", ".join(dict.fromkeys(part.manifest["commit"] for part in parts)),
-        "device": ", ".join(dict.fromkeys(part.manifest["device"] for part in parts)),
-        "before": [{field: m[field] for field in ("commit", "command")} for m in sources],
-        "command": f"python -m experiments.report --join={folders_listed} --workdir={workdir}",
-        "notes": [*_notes(parts)],
-    }
+    about = dataclasses.replace(
+        first,
+        name=manifest.title(len(schemes), first.corpus["name"]),
+        **{f: names[s.spec] for f in REFERENCES if (s := parts[0].scheme(getattr(first, f)))},
+        seeds=seeds,
+        config={
+            **first.config,
+            **{"workdir": str(workdir), "seed": seeds[0]},
+            **{"encodings": [*names], "seeds": len(seeds)},
+        },
+        commit=", ".join(dict.fromkeys(part.manifest.commit for part in parts)),
+        device=", ".join(dict.fromkeys(part.manifest.device for part in parts)),
+        before=before,
+        command=f"python -m experiments.report --join={folders_listed} --workdir={workdir}",
+        notes=[*_notes(parts)],
+    )
     speed = next((_timings(part, names) for part in parts if part.speed), None)
-    before = [*results.reports(workdir), *_earlier(parts, seeds)]
-    reported = tuple(x for i, x in enumerate(before) if x not in before[:i])
-    return Results(workdir, manifest, results.told_apart(schemes), speed, reported)
+    earlier = [*results.reports(workdir), *_earlier(parts, seeds)]
+    reported = tuple(x for i, x in enumerate(earlier) if x not in earlier[:i])
+    return Results(workdir, about, results.told_apart(schemes), speed, reported)
 
 
 def _earlier(parts: Sequence[Results], seeds: list[int]) -> Iterator[dict[str, Any]]:
@@ -78,7 +85,7 @@ def _earlier(parts: Sequence[Results], seeds: list[int]) -> Iterator[dict[str, A
     procedure counts all of them in the join.
     """
     for part in parts:
-        grown = sorted(part.manifest["seeds"]) != seeds
+        grown = sorted(part.manifest.seeds) != seeds
         yield from (subject for subject in part.reported if subject != part.subject or grown)
 
 
@@ -115,7 +122,7 @@ def _notes(parts: Sequence[Results]) -> Iterator[str]:
     """Notes on which part each scheme comes from, and how the parts differ."""
     losses_of: dict[tuple[str, Any], Any] = {}
     for part in parts:
-        listed = [s.name for s in part.schemes], part.manifest["seeds"]
+        listed = [s.name for s in part.schemes], part.manifest.seeds
         names, seeds = (", ".join(map(str, x)) for x in listed)
         yield f"From {part.workdir.name}: {names}; seeds {seeds}."
         done = ((s, r) for s in part.schemes for r in s.runs.values() if r.status != "missing")
@@ -125,7 +132,7 @@ def _notes(parts: Sequence[Results]) -> Iterator[str]:
                 at = f"{scheme.name}, seed {run.seed}"
                 yield f"{at}: {part.workdir.name} has other numbers; the first are used."
     for field in NOTED:
-        values = [part.manifest[field] for part in parts]
+        values = [getattr(part.manifest, field) for part in parts]
         if any(value != values[0] for value in values):
             listed = "; ".join(f"{p.workdir.name}: {v}" for p, v in zip(parts, values, strict=True))
             yield f"Not the same {field} in all: {listed}."

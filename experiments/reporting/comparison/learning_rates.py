@@ -23,7 +23,7 @@ class Rates:
 
 def rates(results: Results) -> list[Rates]:
     """The rates that were tried and used, scheme by scheme."""
-    length, rows = results.manifest["train_length"], []
+    length, rows = results.manifest.train_length, []
     for scheme in results.schemes:
         losses = {pair: rate_loss(run, length) for pair, run in scheme.checks.items()}
         statuses = {pair: run.status for pair, run in scheme.checks.items()}
@@ -37,10 +37,10 @@ def _used(results: Results, scheme: Scheme) -> Pair | None:
     stated = not scheme.checks
     rate = scheme.fact("learning_rate")
     if rate is None and stated:
-        rate = results.manifest["learning_rate"]
+        rate = results.manifest.learning_rate
     multiple = scheme.fact("encoding_rate")
     if multiple is None:
-        multiple = results.manifest.get("encoding_rate", 1.0) if stated else 1.0
+        multiple = results.manifest.encoding_rate if stated else 1.0
     return None if rate is None else (float(rate), float(multiple))
 
 
@@ -71,23 +71,23 @@ def rate_words(results: Results) -> str:
     m = results.manifest
     tried = {pair for scheme in results.schemes for pair in scheme.checks}
     if not tried:
-        multiple = m.get("encoding_rate", 1.0)
+        multiple = m.encoding_rate
         faster = f", {multiple:g} times that for parameters of encodings" if multiple != 1 else ""
-        return f"one learning rate for all ({m['learning_rate']:g}{faster})"
+        return f"one learning rate for all ({m.learning_rate:g}{faster})"
     grid, multiples = (
         ", ".join(f"{value:g}" for value in sorted({pair[k] for pair in tried})) for k in (0, 1)
     )
-    checked = f"in {m['rate_steps']:,} steps on {checked_on(results)} at length {m['train_length']}"
+    checked = f"in {m.rate_steps:,} steps on {checked_on(results)} at length {m.train_length}"
     if "," not in grid:
         of = f"the best of {multiples} times that {checked}"
         return f"one learning rate for all ({grid}), for parameters of encodings {of}"
     several = f", × {multiples} for parameters of encodings," if multiples != "1" else ""
-    if m.get("rate_rounds"):
+    if m.rate_rounds:
         several += " the outer ones only where the best was at an edge,"
     return f"the learning rate of each the best of {grid}{several} {checked}"
 
 
 def checked_on(results: Results) -> str:
     """The data on which the learning rates were chosen: a task has questions, not splits."""
-    task = results.manifest["corpus"]["name"].startswith("synthetic:")
+    task = results.manifest.corpus["name"].startswith("synthetic:")
     return "other questions" if task else "validation text"

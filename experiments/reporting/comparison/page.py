@@ -44,7 +44,7 @@ def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]
     m, schemes, protocol = results.manifest, results.schemes, results.primary[0]
     secondary = [p for p in PROTOCOLS if p != protocol]
     costs = [_cost(results, s) for s in schemes]
-    ratios, trained = speed_ratios.ratios(results), m["train_length"]
+    ratios, trained = speed_ratios.ratios(results), m.train_length
     longer = {measure: by for measure, by in ratios.items() if {*by} != {trained}}
     rates = learning_rates.rates(results)
 
@@ -67,7 +67,7 @@ def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]
 
     def losses(protocol: str) -> list[tuple[int, list[tuple[str, str]]]]:
         """(index, cells by length) of schemes, the least loss at the longest length first."""
-        lengths = m["lengths"]
+        lengths = m.lengths
         means = [s.mean(protocol, lengths[-1]) for s in schemes]
         order = sorted(schemes, key=lambda s: math.inf if (x := means[s.index]) is None else x)
         return [(s.index, [_loss(s, protocol, n) for n in lengths]) for s in order]
@@ -97,17 +97,15 @@ def contents(results: Results, decided: Sequence[tuple[Question, list[Verdict]]]
             *([_rates(results, rates)] if any(row.losses for row in rates) else []),
             *_speeds(results, ratios),
         ],
-        "published": []
-        if m["corpus"]["name"].startswith("synthetic:")
-        else results_of_papers.TABLES,
+        "published": [] if m.corpus["name"].startswith("synthetic:") else results_of_papers.TABLES,
         "ours": _what_differs(results),
         "training": [figure(draw) for draw in training if draw(results) is not None],
         "cards": _cards(results),
         "keys": [plotting.key(scheme) for scheme in schemes],
         "irregularities": caveats.irregularities(results),
         "commands": _commands(results),
-        "changed": _changed(m["config"]),
-        "config": flat(m["config"]),
+        "changed": _changed(m.config),
+        "config": flat(m.config),
         "rate_words": learning_rates.rate_words(results),
         "theme": (plotting.theme(dark=False), plotting.theme(dark=True)),
     }
@@ -169,7 +167,7 @@ def _rates(results: Results, rows: list[Rates]) -> Section:
     rates, multiples = (sorted({pair[k] for pair in pairs}) for k in (0, 1))
     columns = [(0, rate) for rate in rates] * (len(rates) > 1 or len(multiples) == 1)
     columns += [(1, multiple) for multiple in multiples] * (len(multiples) > 1)
-    steps, length = results.manifest["rate_steps"], results.manifest["train_length"]
+    steps, length = results.manifest.rate_steps, results.manifest.train_length
 
     def least(row: Rates, which: int, value: float) -> str:
         """The least loss at a learning rate (`which` 0) or at a multiple (1), or its problem."""
@@ -203,7 +201,7 @@ def _rates(results: Results, rows: list[Rates]) -> Section:
 
 def _speeds(results: Results, ratios: dict[str, dict[int, dict]]) -> list[Section]:
     """Time per token or memory, and ratios, by length: one section per measure."""
-    base, timings, sections = results.manifest["baseline"], speed_ratios.timings(results), []
+    base, timings, sections = results.manifest.baseline, speed_ratios.timings(results), []
     device = (results.speed or {}).get("device")
     batches = ", ".join(f"{n} × {timed['batch']}" for n, timed in timings.items())
     known = {m for timed in timings.values() for v in timed["encodings"].values() for m in v}
@@ -237,10 +235,10 @@ def _what_differs(results: Results) -> str:
     m = results.manifest
     sizes = [n for s in results.schemes if (n := s.fact("parameters")) is not None]
     size = f"{max(sizes) / 1e6:,.1f}M parameters at most, " if sizes else ""
-    tokens = m["steps"] * m["batch"] * m["train_length"] / 1e6
-    kind = m["config"].get("tokenizer", "bytes")
+    tokens = m.steps * m.batch * m.train_length / 1e6
+    kind = m.config.get("tokenizer", "bytes")
     return (
-        f"Here: {m['corpus']['name']}, tokens are {kind}, {size}{tokens:,.1f}M tokens of training"
+        f"Here: {m.corpus['name']}, tokens are {kind}, {size}{tokens:,.1f}M tokens of training"
         " per run. Levels do not compare, only which schemes hold as the text grows longer."
     )
 
@@ -248,16 +246,16 @@ def _what_differs(results: Results) -> str:
 def _commands(results: Results) -> list[str]:
     """The commands that make this report again, in a fresh clone."""
     m, lines, checked_out = results.manifest, [], ""
-    for entry in (*m.get("before", ()), m):
+    for entry in (*m.before, {"commit": m.commit, "command": m.command}):
         commit = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", str(entry["commit"]))
         if commit and entry["commit"] != checked_out:
             changed = "  # and changes not committed" * bool(commit[2])
             lines.append(f"git checkout {commit[1]}{changed}")
         checked_out = entry["commit"]
         lines.append(entry["command"])
-    if m["command"].startswith(REPORT):  # of a join
+    if m.command.startswith(REPORT):  # of a join
         return lines
-    workdir = shlex.quote(str(m["config"].get("workdir", results.workdir)))
+    workdir = shlex.quote(str(m.config.get("workdir", results.workdir)))
     return [*lines, f"{REPORT} --workdir={workdir}"]
 
 

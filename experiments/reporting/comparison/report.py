@@ -57,7 +57,7 @@ def summary(results: Results) -> Group:
     parts: list[Table | Text] = []
     for question in results.questions:
         of = f"{question.role}: loss" if len(results.questions) > 1 else "loss"
-        minus = f"minus {results.manifest['reference']} (nats per token)"
+        minus = f"minus {results.manifest.reference} (nats per token)"
         at = f"at length {question.length}, {question.protocol}, {minus}"
         shown = Table(title=Text(f"{of[0].upper()}{of[1:]} {at}"), title_justify="left")
         for column in ("encoding", "rate", "loss", "difference", "95 % (Holm)", "Holm p"):
@@ -88,7 +88,7 @@ def _positions(results: Results) -> Iterator[tuple]:
 def _speeds(results: Results) -> Iterator[tuple]:
     head = ("encoding", "length", "batch", "measure", "median", "tokens_per_second")
     yield (*head, "baseline", "median_ratio", "least", "greatest", "problem")
-    base, ratios = results.manifest["baseline"], speed_ratios.ratios(results)
+    base, ratios = results.manifest.baseline, speed_ratios.ratios(results)
     for length, timings in speed_ratios.timings(results).items():
         batch = timings["batch"]
         for name, values in timings["encodings"].items():
@@ -122,5 +122,5 @@ def _verdicts(
             numbers = d.mean, t.low, t.high, d.p, t.holm, d.median
             numbers = d.n or None, *(None if math.isnan(x) else x for x in numbers)
             seeds = ";".join(f"{x:.6f}" for x in d.values)
-            at = role, results.manifest["reference"], protocol, length
+            at = role, results.manifest.reference, protocol, length
             yield (v.name, *at, *numbers, seeds, v.words)

@@ -239,12 +239,12 @@ def _trained(results: Results, scheme: Scheme, longest: int) -> tuple[Encoding, 
       ConfigError: the saved parameters do not fit it, or are not finite.
     """
     m = results.manifest
-    pattern, dims = pe_jax.parse(scheme.spec), Dims(**m["dims"])
+    pattern, dims = pe_jax.parse(scheme.spec), Dims(**m.dims)
     encoding = pattern[0]
     init = functools.partial(encoding.init, jax.random.key(0), dims)
     shapes, tree = jax.tree.flatten(jax.eval_shape(init))
     notes = ["first scheme of the pattern"] if len(set(pattern)) > 1 else []
-    path = scheme.runs[m["seeds"][0]].folder / "encoding.npz"
+    path = scheme.runs[m.seeds[0]].folder / "encoding.npz"
     leaves = []
     if shapes and path.is_file():
         with np.load(path, allow_pickle=False) as arrays:
@@ -267,14 +267,14 @@ def draw_trained(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.
       ConfigError: the scheme cannot be built; its parameters do not fit it or are not finite.
     """
     limit = pe_jax.parse(scheme.spec)[0].limit() or results.longest
-    reach, dims = min(results.longest, limit, LONGEST), Dims(**results.manifest["dims"])
+    reach, dims = min(results.longest, limit, LONGEST), Dims(**results.manifest.dims)
     encoding, params, note = _trained(results, scheme, reach)
     x = jnp.concatenate([repeated(reach, dims.width), tokens(reach, dims.width)])
     same, random = added(encoding, x, positions.contiguous(reach), True, params, dims)
     lines, values = by_distance(same), random.mean(0)[:TOKENS, :TOKENS]
     figure, (above, below) = plotting.canvas(plotting.NARROW, 4.9, 2)
     curves(above, lines)
-    trained = results.manifest["train_length"]
+    trained = results.manifest.train_length
     if trained < above.get_xlim()[1]:
         above.axvline(trained, color=plotting.MUTED, lw=0.9, ls=(0, (4, 3)), zorder=0.5)
         above.set_xlabel("distance (dashes: training length)")

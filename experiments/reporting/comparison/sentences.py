@@ -98,7 +98,7 @@ class FirstScreen(NamedTuple):
 def first_screen(results: Results) -> FirstScreen:
     """The first screen; an answer at the trained length only if the question was declared."""
     protocol, longest = results.primary
-    trained, reference = results.manifest["train_length"], results.manifest["reference"]
+    trained, reference = results.manifest.train_length, results.manifest.reference
     declared = {q.length for q in results.questions if q.protocol == protocol}
     lengths = [n for n in dict.fromkeys((trained, longest)) if n in declared]
     decided = {n: verdicts(results, Question("", protocol, n)) for n in lengths}
@@ -116,7 +116,7 @@ def first_screen(results: Results) -> FirstScreen:
 
 def _answer(results: Results, n: int, decided: list[Verdict]) -> Answer:
     """Which schemes are shown lower or higher, that by most with numbers; many are only counted."""
-    trained, reference = results.manifest["train_length"], results.manifest["reference"]
+    trained, reference = results.manifest.train_length, results.manifest.reference
     times = f", {number(n / trained, 0 if n % trained == 0 else 1)} × as long"
     title = f"At the trained length, {n:,} tokens" if n == trained else f"At {n:,} tokens{times}"
     parts = []
@@ -139,8 +139,8 @@ def headline(
 ) -> str:
     """The finding in one sentence: who is shown to beat the reference, at one or two lengths."""
     m = results.manifest
-    reference, seeds = m["reference"], len(m["seeds"])
-    at, far = f"{m['train_length']:,}", f"{results.primary[1]:,}"
+    reference, seeds = m.reference, len(m.seeds)
+    at, far = f"{m.train_length:,}", f"{results.primary[1]:,}"
     if seeds < statistics.CLAIM_SEEDS:
         of = f"{COUNTS[seeds]} seed{'s' * (seeds > 1)}"
         return f"Nothing can be claimed from {of}: losses at {at} and {far} tokens"
@@ -154,7 +154,7 @@ def headline(
         words = f"{listed(lower, count)} {verb} {reference} at {far} tokens"
     elif higher:
         words = f"{reference} beats {listed(higher, count)} at {far} tokens"
-    if trained is None or m["train_length"] == results.primary[1]:
+    if trained is None or m.train_length == results.primary[1]:
         return _sentence(lead + words)
     won = bool(lower)
     lower, higher, count = _sides(trained)
@@ -331,6 +331,6 @@ def seconds_title(times: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
 def question_title(results: Results, question: Question) -> str:
     """The title of a question: its role if there are several, length and protocol."""
     at = f"length {question.length}, {question.protocol} evaluation"
-    if question.length == results.manifest["train_length"]:
+    if question.length == results.manifest.train_length:
         at = f"the trained length, {question.length}, {question.protocol} evaluation"
     return f"{capital(question.role)}: {at}" if len(results.questions) > 1 else capital(at)

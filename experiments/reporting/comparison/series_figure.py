@@ -69,7 +69,7 @@ def read(folders: Sequence[Path]) -> list[Results]:
 
     Schemes have the names that tell them apart in all of these comparisons.
     """
-    about = {"parameters": parameters, "steps": lambda x: x.manifest["steps"]}
+    about = {"parameters": parameters, "steps": lambda x: x.manifest.steps}
     series = sorted(map(results.read, folders), key=lambda x: [get(x) for get in about.values()])
     varied = _varied(map(parameters, series))
     value = about[varied]
@@ -94,7 +94,8 @@ def read(folders: Sequence[Path]) -> list[Results]:
 def _renamed(comparison: Results, names: dict[str, str]) -> Results:
     """The comparison with these names of its schemes, by their config strings."""
     assert comparison.reference is not None  # `parameters` has asked for it
-    manifest = comparison.manifest | {"reference": names[comparison.reference.spec]}
+    reference = names[comparison.reference.spec]
+    manifest = dataclasses.replace(comparison.manifest, reference=reference)
     schemes = (dataclasses.replace(s, name=names[s.spec]) for s in comparison.schemes)
     return dataclasses.replace(comparison, manifest=manifest, schemes=tuple(schemes))
 
@@ -134,8 +135,8 @@ def points(comparisons: Sequence[Results]) -> list[Point]:
     for part in comparisons:
         reference = part.reference
         assert reference is not None
-        about = parameters(part), part.manifest["steps"]
-        for length in sorted({part.manifest["train_length"], part.longest}):
+        about = parameters(part), part.manifest.steps
+        for length in sorted({part.manifest.train_length, part.longest}):
             for scheme in part.schemes:
                 d = paired_difference(scheme, reference, part.primary[0], length)
                 if scheme is not reference and isinstance(d, Estimate):

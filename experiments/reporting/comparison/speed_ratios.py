@@ -29,7 +29,7 @@ def ratios(results: Results) -> dict[str, dict[int, dict[str, Ratio]]]:
     """Measure → length → scheme → ratio to the baseline, where both were measured."""
     by_measure: dict[str, dict[int, dict[str, Ratio]]] = {}
     for measure, (length, timed) in itertools.product(MEASURES, timings(results).items()):
-        base = timed["encodings"].get(results.manifest["baseline"], {}).get(measure)
+        base = timed["encodings"].get(results.manifest.baseline, {}).get(measure)
         for scheme in results.schemes:
             values = timed["encodings"].get(scheme.name, {}).get(measure)
             both = [x if isinstance(x, list) else [x] for x in (values, base)]
@@ -61,8 +61,8 @@ def step_seconds(results: Results, scheme: Scheme) -> float | None:
     speed, manifest = results.speed or {}, results.manifest
     times = speed.get("encodings", {}).get(scheme.name, {}).get("train_ms")
     same = (speed.get("length"), speed.get("batch")) == (
-        manifest["train_length"],
-        manifest["batch"],
+        manifest.train_length,
+        manifest.batch,
     )
     return float(np.median(times)) / 1e3 if times and same else None
 

@@ -1,14 +1,13 @@
-"""The config of `experiments.compare`, checked before anything compiles, and its manifest."""
+"""The config of `experiments.compare`, checked before anything compiles."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Self
 
-from experiments.running.configs.sweep import REFERENCES, TrainingSweep
-from experiments.running.run_names import folder, short_names
+from experiments.running.configs.sweep import TrainingSweep
 from pe_jax.config_fields import ascending, choice_field, int_field, ranged, real_field
 from pe_jax.encodings.registry import Spec
 from pe_jax.models.config import ModelConfig
-from pe_jax.training.config import PROTOCOLS, Config, from_json
+from pe_jax.training.config import PROTOCOLS, Config
 from pe_jax.validation import ConfigError
 
 
@@ -97,52 +96,3 @@ class CompareConfig(TrainingSweep, Config):
     def spec(self, text: str) -> Spec:
         """An encoding, with the training length filled in."""
         return Spec(text).filled(length=self.length)
-
-
-def title(encodings: int, corpus: str) -> str:
-    """The title of a comparison; the embedded corpus is described, for its name says nothing."""
-    text = {"embedded": "the source code of five Python packages"}.get(corpus, corpus)
-    return f"{encodings} positional encodings on {text}"
-
-
-def described(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A manifest with what follows from its config: titles, names, folders, questions, rates.
-
-    A manifest is the config, and beside it what the config does not say: digests of the data,
-    versions, the rates that each encoding tries. One that was joined, or is older, has such fields
-    itself.
-    """
-    if "grids" not in manifest:
-        return manifest
-    config = from_json(CompareConfig, manifest["config"])
-    names = short_names(config.encodings)
-    grids = {spec: pairs if len(pairs) > 1 else [] for spec, pairs in manifest["grids"].items()}
-    note = "A demonstration: one stated learning rate for all schemes."
-    if config.rates:
-        note = f"The learning rate of each scheme is the best of {len(config.rates)}."
-    if config.encoding_rates:
-        count = len(config.encoding_rates)
-        note += f" Parameters of encodings learn at the best of {count} multiples of it."
-    return {
-        "name": title(len(names), manifest["corpus"]["name"]),
-        "train_length": config.length,
-        "lengths": sorted({config.length, *config.eval.lengths}),
-        **{field: names[getattr(config, field)] for field in REFERENCES},
-        "primary": {"protocol": config.protocol, "length": config.eval.lengths[-1]},
-        "secondary": {"protocol": config.protocol, "length": config.length},
-        "encodings": [
-            {"name": name, "spec": spec, "folder": folder(spec), "checks": grids[spec]}
-            for spec, name in names.items()
-        ],
-        "seeds": [*config.every_seed],
-        "dims": dataclasses.asdict(config.model.dims),
-        "learning_rate": config.optimizer.learning_rate,
-        "encoding_rate": config.optimizer.encoding_rate,
-        **{
-            field: getattr(config, field)
-            for field in ("steps", "batch", "rates", "encoding_rates", "rate_steps", "rate_rounds")
-        },
-        "smallest_effect": float(config.smallest_effect),
-        "note": note,
-        **manifest,
-    }

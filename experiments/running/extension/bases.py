@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.running import manifest as manifests
 from experiments.running import trained_run
-from experiments.running.configs.compare import described
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension.methods import names
 from experiments.running.rate_search import RATES
@@ -49,21 +49,19 @@ def read_runs(config: ExtendConfig) -> tuple[list[Base], dict[str, list[Base]]]:
     if not config.trained:
         return [read_base(local("runs", folder).absolute()) for folder in config.runs], {}
     workdir = local("trained", config.trained).absolute()
-    where, path = f"trained={config.trained!r}", workdir / "manifest.json"
-    if not path.exists():
+    where = f"trained={config.trained!r}"
+    if not (workdir / manifests.NAME).exists():
         raise ConfigError(f"{where} holds no manifest.json; pass a workdir of experiments.compare")
-    comparison = described(json.loads(path.read_text()))
+    comparison = manifests.read(workdir)
     folders = {
-        entry["spec"]: [
-            workdir / "runs" / entry["folder"] / f"seed{n}" for n in comparison["seeds"]
-        ]
-        for entry in comparison["encodings"]
+        entry["spec"]: [workdir / "runs" / entry["folder"] / f"seed{n}" for n in comparison.seeds]
+        for entry in comparison.encodings
     }
     if "rope" not in folders:
         raise ConfigError(f"{where} compares {', '.join(folders)}; the methods need runs of rope")
     bases, methods = [read_base(folder, "trained") for folder in folders.pop("rope")], names(config)
     others = {}
-    for entry in comparison["encodings"]:
+    for entry in comparison.encodings:
         if entry["spec"] in folders:
             name = entry["spec"] if entry["name"] in methods else entry["name"]
             others[name] = [read_run(folder, "trained") for folder in folders[entry["spec"]]]
