@@ -7,6 +7,7 @@ import numpy as np
 
 from experiments.reporting import statistics
 from experiments.reporting.results import Scheme
+from experiments.reporting.verdicts import family
 from experiments.running.table import Test
 
 
@@ -56,24 +57,17 @@ def judged(
     """
     alike = [*alike] or [test for listed in tests.values() for test in listed]
     differences = [difference(*pair, tests) for pair in pairs]
-    outcomes = {}
-    for d, pair in zip(differences, pairs, strict=True):
-        if d.estimate:
-            ours, theirs = (scheme.outcome(alike) for scheme in pair)
-            outcomes[d.of] = "same" if ours == theirs else (ours, theirs)
-    same = statistics.copies(outcomes, "same")
-    tested, _ = statistics.family({d.of: d.estimate for d in differences}, same)
+    verdicts, _ = family(pairs, {d.of: d.estimate for d in differences}, alike)
     rows = []
     for d in differences:
         row: dict[str, Any] = {"of": d.of, "minus": d.minus, "without": d.without}
         rows.append(row)
-        if d.of not in tested:
+        if d.of not in verdicts:
             row["verdict"] = "no number in both"
             continue
-        x = tested[d.of]
+        x, kind, reason = verdicts[d.of]
         bounds = {"points": x.estimate.mean, "low": x.low, "high": x.high}
         row |= {name: None if np.isnan(value) else value for name, value in bounds.items()}
-        kind, reason = statistics.judge(x)
         words = "no difference" if kind == statistics.SAME else kind
         if kind in (statistics.HIGHER, statistics.LOWER):
             more = "more" if kind == statistics.HIGHER else "fewer"

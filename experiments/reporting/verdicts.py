@@ -8,12 +8,13 @@ schemes.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.reporting import statistics
 from experiments.reporting.results import Question, Results, Scheme
 from experiments.reporting.statistics import NO_NUMBER, Estimate, Tested
+from experiments.running.table import Test
 from pe_jax.training.config import PROTOCOLS
 
 REFERENCE, UNDECIDED = "reference", "undecided"
@@ -101,13 +102,10 @@ def decide(
     if reference is None:
         why = f"not decided: the reference {name} was not run"
         return [Verdict(s.index, s.name, means[s.name], UNDECIDED, why) for s in schemes]
-    compared = [s for s in schemes if s is not reference]
-    outcomes = {s.name: paired_difference(s, reference, protocol, length) for s in compared}
+    pairs = [(s, reference) for s in schemes if s is not reference]
+    outcomes = {s.name: paired_difference(s, reference, protocol, length) for s, _ in pairs}
     differences = {n: x if isinstance(x, Estimate) else None for n, x in outcomes.items()}
-    test = [(protocol, length)]
-    losses = {s.name: s.outcome(test) for s in compared if differences[s.name]}
-    same = statistics.copies(losses, reference.outcome(test))
-    tested, family = statistics.family(differences, same)
+    judged, size = family(pairs, differences, [(protocol, length)], effect)
 
     def verdict(scheme: Scheme) -> Verdict:
         about = scheme.index, scheme.name, means[scheme.name]
@@ -115,17 +113,48 @@ def decide(
             problem = scheme.cell(protocol, length).problem
             words = "the reference" + f" ({problem})" * bool(problem)
             return Verdict(*about, REFERENCE, words)
-        if scheme.name not in tested:
-            return Verdict(*about, UNDECIDED, str(outcomes[scheme.name]), NO_NUMBER, family)
-        difference = tested[scheme.name]
-        kind, reason = statistics.judge(difference, effect)
+        if scheme.name not in judged:
+            return Verdict(*about, UNDECIDED, str(outcomes[scheme.name]), NO_NUMBER, size)
+        tested, kind, reason = judged[scheme.name]
         words = f"{kind} loss than {name}" if kind in CLAIMS else kind
         words = "no practical difference" if kind == statistics.SAME else words
         remarks = ["exploratory"] * exploratory + [reason] * bool(reason)
         words += f" ({'; '.join(remarks)})" * bool(remarks)
-        return Verdict(*about, kind, words, difference, family, exploratory)
+        return Verdict(*about, kind, words, tested, size, exploratory)
 
     return [verdict(scheme) for scheme in schemes]
+
+
+class Judged(NamedTuple):
+    """A difference as one of a family, the kind of its verdict, and the reason for it or ""."""
+
+    tested: Tested
+    kind: str
+    reason: str
+
+
+def family(
+    pairs: Iterable[tuple[Scheme, Scheme]],
+    differences: Mapping[str, Estimate | None],
+    alike: Sequence[Test],
+    effect: float = 0.0,
+) -> tuple[dict[str, Judged], int]:
+    """Judges the differences of all pairs together: those with a number, and how many count.
+
+    Args:
+      pairs: a scheme, and what it is compared with.
+      differences: by the scheme's name; None for one without a number, which counts too.
+      alike: a pair whose numbers here are those of an earlier pair, or of each other, does not
+        count.
+      effect: the smallest of interest.
+    """
+    outcomes = {}
+    for scheme, other in pairs:
+        if differences[scheme.name]:
+            ours, theirs = (s.outcome(alike) for s in (scheme, other))
+            outcomes[scheme.name] = None if ours == theirs else (ours, theirs)
+    tested, size = statistics.family(differences, statistics.copies(outcomes, None))
+    return {n: Judged(x, *statistics.judge(x, effect)) for n, x in tested.items()}, size
 
 
 def paired_difference(
