@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Params
-from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.encodings.terms import Side
 from pe_jax.engines import checks
 from pe_jax.engines.attention_spec import Call
 from pe_jax.engines.encoding_checks import Layer
@@ -117,33 +117,24 @@ def finish(
     """What an engine gives, as a caller takes it: out as `like` [*B, T, H, …], and lse [*B, T, H].
 
     Sinks rescale it, values are rotated back by the `positions` (and `lengths`) of the queries, and
-    rows beyond the length that the encoding is set for (`valid`) become NaN.
+    rows of the batch with a traced position beyond the length that the encoding is set for
+    (`valid`) become NaN: they need another scaling throughout.
     """
     out, lse = result
     for term, state in zip(call.terms, call.q.states, strict=True):
         if isinstance(term, kinds.ResultTerm):
             out, lse = term.rescale(out, lse, state)
-    out, lse = nan_beyond(valid, (call.q.tokens, call.k.tokens), (out, lse))
+    sides = call.q.tokens, call.k.tokens
+    if valid is not None and any(concrete(side.positions) is None for side in sides):
+        rows: Any = False  # known positions were refused before; padding does not count
+        for side in sides:
+            far = (side.positions >= valid).reshape(*side.positions.shape[:2], -1).any(-1)
+            far = far if side.segments is None else far & (side.segments >= 0)
+            rows |= far.any(-1)[:, None, None, None]
+        out, lse = jax.tree.map(lambda x: jnp.where(rows, jnp.nan, x), (out, lse))
     out = jnp.swapaxes(out, 1, 2).reshape(*like.shape[:-1], -1).astype(like.dtype)
     out = rotate(call.terms, "out", out, positions, call.q.states, lengths)
     return out, jnp.swapaxes(lse, 1, 2).reshape(like.shape[:-1]) if call.spec.lse else None
-
-
-def nan_beyond(length: int | None, sides: tuple[Tokens, ...], results: tuple) -> tuple:
-    """Results [B, H, T, …], NaN in batch rows that have a traced position of `length` or more.
-
-    Such a row needs another scaling throughout. Known positions were refused before; padding does
-    not count. Results that are None stay so.
-    """
-    if length is None or all(concrete(side.positions) is not None for side in sides):
-        return results
-    rows: Any = False
-    for side in sides:
-        far = (side.positions >= length).reshape(*side.positions.shape[:2], -1).any(-1)
-        if side.segments is not None:
-            far &= side.segments >= 0
-        rows |= far.any(-1)[:, None, None, None]
-    return jax.tree.map(lambda x: jnp.where(rows, jnp.nan, x), results)
 
 
 @functools.partial(jax.jit, inline=True)

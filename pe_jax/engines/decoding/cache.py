@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
-from pe_jax.encodings.terms import Side, Tokens, select
+from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines import checks, dispatch, encoding_checks, pipeline
 from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.engines.decoding import one_token
@@ -38,7 +38,6 @@ from pe_jax.engines.decoding.storage import (
     take,
     truncate,
     with_segments,
-    write_rows,
 )
 from pe_jax.engines.sharded import axes
 from pe_jax.engines.sharded.axes import step_under_auto_axes
@@ -104,7 +103,7 @@ def empty(
     capacity = capacity if ring is None else ring.rows
     shape = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
     relative = kinds.select(terms, kinds.RelativeQueries)
-    rotated = any(rotation.k is not None for rotation in select(terms, kinds.Rotation))
+    rotated = any(t.k is not None for t in kinds.select(terms, kinds.Rotation))
     far = relative and one_token.distances(terms, capacity) < capacity
 
     tables = None
@@ -207,8 +206,8 @@ def extend(
     require_dims(dims)
     sizes = checks.sizes(q, k, v, batch="B")
     _check_layout(cache, encoding, dims)
-    if cache.ring is not None and (window, sinks) != (cache.ring.window, cache.ring.sinks):
-        need = f"the cache keeps what {cache.ring.window} and {cache.ring.sinks} need"
+    if cache.ring is not None and (window, sinks) != cache.ring:
+        need = "the cache keeps what {} and {} need".format(*cache.ring)
         refuse("window, sinks", (window, sinks), f"{need}; pass what it was made with")
     checks.dims(dims, sizes)
     if sizes.queries != sizes.keys:
@@ -255,8 +254,12 @@ def extend(
     far = None
     if cache.far is not None:
         far = one_token.far(own, tables, new_k.raw, dims.heads)
-    new = _rows(cache, own, new_k, new_v, far, positions)
-    before, cache = cache, append(_go_on(cache, own, new_q.states), new)
+    kept = tuple(  # what is read of keys, or the last value of a running sum
+        old if old is None else x[..., -term.key_width :] if term.key_width else x[:, :, -1:]
+        for term, x, old in zip(own, new_q.states, cache.states, strict=False)
+    )
+    new = Rows(new_k.x, new_v, new_k.raw, far, kept, positions)
+    before, cache = cache, append(cache, new)
 
     read = kinds.reads_lse(terms)
     spec = AttentionSpec(dims, causal, window, sinks, lse=read, scale=scale, logit_cap=logit_cap)
@@ -381,24 +384,6 @@ def _sum_of_tokens(term: Any, x, positions, before, new: Indices) -> jax.Array:
     count = jnp.cumsum(is_token, axis=1)[:, :, None, None]
     last = jnp.take_along_axis(sums, jnp.maximum(count - 1, 0), 1)
     return jnp.where(count > 0, last, before[:, None])
-
-
-def _rows(cache: Cache, terms: tuple, k: Side, v: jax.Array, far: Any, positions: Any) -> Rows:
-    """What the cache keeps of new tokens."""
-    states = (
-        state[..., -term.key_width :] if term.key_width else None
-        for term, state in zip(terms, k.states, strict=False)
-    )
-    return Rows(k.x, v, k.raw, far, tuple(states), positions)
-
-
-def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
-    """The cache with the last value of each running sum that is not kept per key."""
-    updated = list(cache.states)
-    for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
-        if old is not None and not term.key_width:
-            updated[i] = write_rows(old, states[i][:, :, -1:], 0, 2)
-    return dataclasses.replace(cache, states=tuple(updated))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2), inline=True)

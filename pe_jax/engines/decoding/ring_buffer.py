@@ -4,7 +4,7 @@ Row j < sinks holds token j. The others hold the last `window` tokens: a new tok
 the one that leaves the window.
 """
 
-import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from pe_jax.encodings import terms as kinds
 
 
-@dataclasses.dataclass(frozen=True)
-class RingBuffer:
+class RingBuffer(NamedTuple):
     """Which token lies in which row."""
 
     window: int

@@ -47,19 +47,11 @@ class Cache:
         return self.k.shape[-2]
 
 
-def _write_ring(static: tuple) -> bytes:
-    return json.dumps([ring and dataclasses.astuple(ring) for ring in static]).encode()
-
-
-def _read_ring(text: bytes | bytearray) -> tuple:
-    return tuple(ring and RingBuffer(*ring) for ring in json.loads(text))
-
-
 jax.export.register_pytree_node_serialization(
     Cache,
     serialized_name="pe_jax.Cache",
-    serialize_auxdata=_write_ring,
-    deserialize_auxdata=_read_ring,
+    serialize_auxdata=lambda static: json.dumps(static).encode(),
+    deserialize_auxdata=lambda text: tuple(x and RingBuffer(*x) for x in json.loads(text)),
 )
 
 
@@ -116,11 +108,11 @@ def _write(
     count, capacity = new.k.shape[2], old.k.shape[2]
 
     def write(old, new, axis):
-        if ring is None:
-            return write_rows(old, new, length, axis)
-        if count == 1:
-            return write_rows(old, new, ring.row(length), axis)
-        return ring.write(old, new, length, axis)
+        if old.shape[axis] < capacity:  # a running sum, of which the last value goes on
+            return write_rows(old, new, 0, axis)
+        if ring is not None and count > 1:
+            return ring.write(old, new, length, axis)
+        return write_rows(old, new, length if ring is None else ring.row(length), axis)
 
     if ring is None:
         fits = length + count <= capacity
