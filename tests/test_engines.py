@@ -2,6 +2,7 @@
 
 import functools
 import math
+import sys
 
 import jax
 import jax.extend
@@ -282,3 +283,28 @@ def test_the_dense_engine_would_fail_the_test_of_memory():
     q = jax.ShapeDtypeStruct((1, 64, 1, 2), jnp.float32)
     dense = jax.jit(functools.partial(pe_jax.attention, implementation="dense")).trace(q, q, q)
     assert any(sum(n >= 64 for n in s) > 1 for s in intermediates(dense.jaxpr.jaxpr))
+
+
+@pytest.mark.parametrize("spec", ["rope", "t5+rope"])
+def test_a_warm_eager_call_makes_few_python_calls(spec):
+    """Checks included; an operation that is not compiled into one of its programs takes 50."""
+    (encoding,), dims = pe_jax.parse(spec), pe_jax.Dims(64, 4, 4, 16)
+    params = encoding.init(jax.random.key(0), dims)
+    q, k, v = (noise(2, 64, 4, 16, seed=i) for i in range(3))
+    options = {"encoding": encoding, "params": params}
+    empty = pe_jax.cache.empty(encoding, 2, 128, dims, params=params)
+    past = pe_jax.cache.extend(empty, q, k, v, dims=dims, **options)[1]
+    token = [x[:, :1] for x in (q, k, v)]
+    for call, most in (
+        (lambda: pe_jax.attention(q, k, v, **options), 1000),
+        (lambda: pe_jax.cache.extend(past, *token, dims=dims, **options), 1000),
+    ):
+        for _ in range(3):
+            call()
+        made = []
+        sys.setprofile(lambda frame, event, _, made=made: event == "call" and made.append(frame))
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+        assert len(made) <= most

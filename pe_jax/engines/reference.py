@@ -78,6 +78,12 @@ def attend(
     [B, H, T, S] before they average the values: dropout of another library. `lines` are as in
     `block.scores`, for one token and a cache.
     """
+    # Outside of jit one program, except where a term may look at positions, or `change` record.
+    run = _compiled if spec.contiguous and change is None else _attend
+    return run(spec, terms, q, k, v, mask, bias, dropout, change, lines)
+
+
+def _attend(spec, terms, q, k, v, mask, bias, dropout, change, lines):
     pairs = block.visible(spec, terms, q.tokens, k.tokens)
     pairs = pairs if mask is None else pairs & mask
     if bias is not None:  # a cap would make -inf finite
@@ -89,3 +95,6 @@ def attend(
         weights = weights * dropout.factors(q.tokens, k.tokens)
     weights = weights if change is None else change(weights)
     return block.values(terms, weights, q.tokens, k.tokens, v, lines=lines), lse
+
+
+_compiled = jax.jit(_attend, static_argnums=(0, 8), inline=True)
