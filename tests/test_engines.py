@@ -290,7 +290,7 @@ def test_a_warm_eager_call_makes_few_python_calls(spec):
     """Checks included; an operation that is not compiled into one of its programs takes 50."""
     (encoding,), dims = pe_jax.parse(spec), pe_jax.Dims(64, 4, 4, 16)
     params = encoding.init(jax.random.key(0), dims)
-    q, k, v = (noise(2, 64, 4, 16, seed=i) for i in range(3))
+    q, k, v = (jnp.asarray(noise(2, 64, 4, 16, seed=i)) for i in range(3))
     options = {"encoding": encoding, "params": params}
     empty = pe_jax.cache.empty(encoding, 2, 128, dims, params=params)
     past = pe_jax.cache.extend(empty, q, k, v, dims=dims, **options)[1]

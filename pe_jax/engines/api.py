@@ -139,7 +139,7 @@ def attention(
     encoding, window, sinks = layer.encoding, layer.window, layer.sinks
     claims = encoding.claims
     dims = checks.dims(dims, sizes, x, heads_axis)
-    params = encoding_checks.params(encoding, params, dims)
+    encoding_checks.sizes(encoding, dims)
     encoding_checks.embedded(encoding, dims, embedded)
 
     # Where tokens are, and what they may see.
@@ -154,6 +154,7 @@ def attention(
     aligned = in_order and queries == keys and k_ids is q_ids
 
     # What is added, the softmax, and how it runs.
+    params = encoding_checks.params(encoding, params, dims)
     masks = checks.mask_terms(mask, sizes.rows, keys)
     layer = layer._replace(encoding=encoding)
     terms, scale, logit_cap = pipeline.gather(layer, params, dims, terms, masks, scale, logit_cap)

@@ -89,6 +89,12 @@ def alike(encoding: Encoding) -> str:
     return f"all later tokens look alike to {title(encoding)}; {fix}"
 
 
+@functools.lru_cache(512)
+def sizes(encoding: Encoding, dims: Dims) -> None:
+    """Raises ValueError where the scheme does not support the sizes."""
+    encoding.check(dims)
+
+
 def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:
     """Raises unless the caller says that a scheme which adds to the input was called there."""
     require_bool("embedded", embedded)
@@ -101,8 +107,7 @@ def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:
 def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
     """The parameters, of the shapes that `encoding.init` draws; None for a scheme without any.
 
-    Shapes that broadcast (the table of one head) are refused: they are another model. The scheme is
-    checked, too: sizes that it does not support.
+    Shapes that broadcast (the table of one head) are refused: they are another model.
     """
     want, shapes, structure = _drawn(encoding, dims)
     if params is None and not shapes:
@@ -141,7 +146,6 @@ def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
 @functools.lru_cache(256)
 def _drawn(encoding: Encoding, dims: Dims) -> tuple[Params, list[tuple[int, ...]], Any]:
     """What `init` draws as abstract arrays, the shapes of the leaves, and the structure."""
-    encoding.check(dims)
     drawn = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
     leaves, structure = jax.tree.flatten(drawn)
     return drawn, [x.shape for x in leaves], structure

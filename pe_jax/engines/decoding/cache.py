@@ -215,8 +215,8 @@ def extend(
     result = jax.ShapeDtypeStruct((*q.shape[:3], sizes.value_width), q.dtype)
     if not (sizes.rows and sizes.queries):
         return jnp.zeros(result.shape, q.dtype), cache
-    params = encoding_checks.params(encoding, params, dims)
     encoding_checks.embedded(encoding, dims, embedded)
+    params = encoding_checks.params(encoding, params, dims)
     causal = True if causal is None and encoding.claims.axes > 1 else causal
     causal, indices = checks.causal(encoding, causal, mask), None
     start, count = cache.length, sizes.queries
