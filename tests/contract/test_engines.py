@@ -49,7 +49,10 @@ def test_dense_equals_tiled_where_positions_are_contiguous(case, steps, padding)
 
 def repeated(x, like):
     """An array with each key head's entries as often as there are query heads to it."""
-    (axis,) = [a for a, n in enumerate(like.shape) if n != x.shape[a]] or (0,)
+    axes = [a for a, n in enumerate(like.shape) if n != x.shape[a]]
+    if not axes:
+        return x
+    (axis,) = axes
     return np.repeat(x, like.shape[axis] // x.shape[axis], axis)
 
 

@@ -165,7 +165,7 @@ def page(rates: Mapping[str, Mapping[int, list[float] | None]], primary="passkey
         {"name": n, "encoding": n, "seeds": {str(s): {"plain": run(n, x)} for s, x in by.items()}}
         for n, by in rates.items()
     ]
-    config = extension("unused", {"trained": "t"}, primary=primary)
+    config = extension("unused", {"trained": "t"}, primary=primary).resolved()
     return extension_report.Page(
         config, L, TARGET, {"plain": extension_report.schemes(entries, "plain")}
     )
