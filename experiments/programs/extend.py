@@ -7,15 +7,14 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from experiments.reporting import extension_report, plotting
-from experiments.running import driver, launch, table
+from experiments.reporting import extension_report, outputs
+from experiments.running import driver
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.devices import run_meshes
 from experiments.running.extension.bases import SHARED, Base, check_comparable, read_runs
 from experiments.running.extension.methods import extended, names
 from experiments.running.extension.runs import Methods, longer, target
 from experiments.running.process.errors import one_line_errors
-from experiments.running.provenance import command, environments, save_json
 from experiments.running.training_loop import Source, batches, open_source
 from pe_jax.encodings.registry import Spec
 from pe_jax.encodings.rope import RoPE
@@ -154,7 +153,6 @@ def run_methods(methods: Methods, runs: driver.Driver) -> list[dict] | None:
 def write_results(config: ExtendConfig, length: int, now: dict, entries: list[dict]) -> None:
     """Writes results.json, tables and figures of runs that were trained at `length`."""
     workdir = Path(config.workdir)
-    parts = [part for e in entries for parts in e["seeds"].values() for part in parts.values()]
     names = ("plain", "tuned") if config.steps else ("plain",)
     schemes = {part: extension_report.schemes(entries, part) for part in names}
     page = extension_report.Page(config, length, target(config, length), schemes)
@@ -163,20 +161,13 @@ def write_results(config: ExtendConfig, length: int, now: dict, entries: list[di
     }
     if config.primary == "passkeys":
         results["differences"] = {part: page.passkey_differences(part) for part in page.parts}
-    save_json(
-        workdir / "results.json",
-        {
-            "command": command("experiments.extend"),
-            **environments(parts),
-            "length": page.length,
-            "target": page.target,
-            "config": now,
-            **results,
-            "encodings": entries,
-        },
+    about = {"length": page.length, "target": page.target, "config": now}
+    outputs.write(
+        workdir,
+        "experiments.extend",
+        [part for e in entries for parts in e["seeds"].values() for part in parts.values()],
+        {**about, **results, "encodings": entries},
+        page.rows(),
+        page.drawings(),
+        page.tables(),
     )
-    table.write(workdir / "results.csv", page.rows())
-    for drawing in page.drawings():
-        plotting.write(drawing, workdir)
-    launch.show(*page.tables())
-    print(f"Results: {workdir / 'results.json'}, results.csv and figures in the same folder")

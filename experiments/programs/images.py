@@ -10,12 +10,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from experiments.reporting import images_report, plotting
+from experiments.reporting import images_report, outputs
 from experiments.reporting.images_report import View, names, views
 from experiments.reporting.results import of_table
-from experiments.running import launch, table
 from experiments.running.configs.images import IMAGES, ImagesConfig
-from experiments.running.provenance import command, environments, save_json
 from experiments.running.rate_search import Pair
 from experiments.running.trials import Trials, completed
 from experiments.running.work import Runs, Worker
@@ -171,19 +169,14 @@ def main(config: ImagesConfig) -> None:
         specs = {name: spec for name, (spec, _) in zip(names(config), config.entries, strict=True)}
         schemes = of_table(rows, specs)
         compared = images_report.differences(config, schemes)
-        save_json(
-            workdir / "results.json",
-            {
-                "chance": IMAGES[config.images].CHANCE,
-                "command": command("experiments.images"),
-                **environments(x for e in runs.values() for x in e.values()),
-                "config": now,
-                "differences": compared,
-            },
+        chance = IMAGES[config.images].CHANCE
+        outputs.write(
+            workdir,
+            "experiments.images",
+            (x for e in runs.values() for x in e.values()),
+            {"chance": chance, "config": now, "differences": compared},
+            rows,
+            [images_report.figure(config, schemes)],
+            [images_report.table(config, schemes, rows)],
+            images_report.lines(compared),
         )
-        table.write(workdir / "results.csv", rows)
-        plotting.write(images_report.figure(config, schemes), workdir)
-        launch.show(images_report.table(config, schemes, rows))
-        print(*images_report.lines(compared), sep="\n")
-        files = ("results.json", "results.csv", "accuracy.png")
-        print(f"Results: {', '.join(str(workdir / name) for name in files)}")

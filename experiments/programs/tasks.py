@@ -11,11 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.reporting import plotting, tasks_report
+from experiments.reporting import outputs, tasks_report
 from experiments.reporting.results import of_table
-from experiments.running import launch, table
 from experiments.running.configs.tasks import TasksConfig
-from experiments.running.provenance import command, environments, save_json
 from experiments.running.rate_search import Pair
 from experiments.running.trials import Trials, completed
 from experiments.running.work import Runs, Worker
@@ -235,19 +233,13 @@ def main(config: TasksConfig) -> None:
         rows = [*tasks_report.rows(config, runs, fixed)]
         schemes = of_table(rows)
         differences = tasks_report.differences(config, schemes)
-        plotting.write(tasks_report.figure(config, schemes), workdir)
-        results = (x for e in runs.values() for task in e.values() for x in task.values())
-        save_json(
-            workdir / "results.json",
-            {
-                "command": command("experiments.tasks"),
-                **environments(results),
-                "config": now,
-                "differences": differences,
-            },
+        outputs.write(
+            workdir,
+            "experiments.tasks",
+            (x for e in runs.values() for task in e.values() for x in task.values()),
+            {"config": now, "differences": differences},
+            rows,
+            [tasks_report.figure(config, schemes)],
+            [tasks_report.table(config, schemes, rows)],
+            tasks_report.lines(config, differences),
         )
-        table.write(workdir / "results.csv", rows)
-        launch.show(tasks_report.table(config, schemes, rows))
-        print(*tasks_report.lines(config, differences), sep="\n")
-        files = ("results.json", "results.csv", "tasks.png")
-        print(f"Results: {', '.join(str(workdir / name) for name in files)}")

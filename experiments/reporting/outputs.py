@@ -1,0 +1,45 @@
+"""What a program of runs leaves: results.json, results.csv, figures, and tables on the terminal."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import rich.table
+
+from experiments.reporting import plotting
+from experiments.running import launch, table
+from experiments.running.provenance import command, environments, save_json
+from experiments.running.table import Row
+
+
+def write(
+    workdir: Path,
+    program: str,
+    runs: Iterable[dict],
+    fields: dict[str, Any],
+    rows: Iterable[Row],
+    drawings: Iterable[plotting.Drawing],
+    tables: Iterable[rich.table.Table],
+    lines: Iterable[str] = (),
+) -> None:
+    """Writes the results of a program, and shows them.
+
+    Args:
+      workdir: of the files.
+      program: its module.
+      runs: results, with the environment of each.
+      fields: of results.json, besides the command and the environments.
+      rows: of results.csv.
+      drawings: figures, each a file STEM.png.
+      tables: for the terminal.
+      lines: below them.
+    """
+    about = {"command": command(program), **environments(runs)}
+    save_json(workdir / "results.json", {**about, **fields})
+    table.write(workdir / "results.csv", rows)
+    names = ["results.json", "results.csv"]
+    for drawing in drawings:
+        plotting.write(drawing, workdir)
+        names.append(f"{drawing.stem}.png")
+    launch.show(*tables)
+    print(*lines, f"Results: {', '.join(str(workdir / name) for name in names)}", sep="\n")
