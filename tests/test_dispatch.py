@@ -5,12 +5,13 @@ import logging
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pe_jax
 from pe_jax.encodings.terms import Side, Tokens
-from pe_jax.engines import dispatch
+from pe_jax.engines import dispatch, reference
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dispatch import Call
 from pe_jax.engines.sharded.layout import CONTIGUOUS
@@ -132,3 +133,16 @@ def test_the_devices_are_those_of_the_mesh_and_not_of_the_process(monkeypatch):
 def test_tiles_of_short_rows_are_small_unless_vectors_reach_far(spec, short, long):
     assert plan_of(spec, sizes=TileSizes(), length=256).grid.rows == short
     assert plan_of(spec, sizes=TileSizes(), length=1024).grid.rows == long
+
+
+@pytest.mark.parametrize("kind", [np.asarray, np.int8, jnp.asarray])
+def test_segments_that_are_one_array_are_those_of_the_same_tokens(kind):
+    ids, q, seen = kind([[0, 0, 1]]), jnp.ones((1, 3, 2, 4)), []
+
+    def engine(spec, *operands):
+        seen.append(spec.aligned)
+        return reference.attend(spec, *operands)
+
+    for keys in ({}, {"k_segments": ids}, {"k_segments": jnp.asarray([[0, 0, 1]])}):
+        pe_jax.attention(q, q, q, q_segments=ids, implementation=engine, **keys)
+    assert seen == [True, True, False]

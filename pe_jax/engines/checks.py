@@ -255,7 +255,7 @@ def segments(sizes: Sizes, q_segments, k_segments, q_lengths, k_lengths) -> tupl
             x = as_positions(x, name=f"{side}_segments")
             shape(f"{side}_segments", x, (*sizes.batch, count))
             checked.append(x.reshape(sizes.rows, count))
-        return checked[0], checked[0] if k_segments is None else checked[1]
+        return checked[0], checked[0] if pair[1] is pair[0] else checked[1]
     if q_segments is not None or k_segments is not None:
         fix = "leave one of lengths and segments out: a negative segment id is padding"
         refuse("q_segments", "given", fix)
