@@ -1,4 +1,4 @@
-"""The manifest of a comparison: its config, and beside it what the config does not say.
+"""The manifest of a comparison: its config, and what the config does not say.
 
 A field that follows from the config is not written: `read` derives titles, names, folders,
 questions and rates. A manifest that has such a field itself, as older ones do, keeps it.
