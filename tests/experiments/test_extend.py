@@ -18,6 +18,7 @@ from experiments.running import run_names, table, trained_run
 from experiments.running import training_loop as base_program
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import bases, longrope_search, methods, runs
+from experiments.running.provenance import save_json
 from pe_jax.encodings import make, parse
 from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.rope_scaling import Linear
@@ -323,7 +324,7 @@ def test_a_workdir_keeps_the_checkpoints_of_runs_that_are_left_out_for_a_while(b
     now = program.described(config, [owner], {})
     assert program.check_resumable(config, now) == {}
     both = {**now, "checkpoints": {**now["checkpoints"], "7": "of seed 7"}}
-    program.save_json(tmp_path / "config.json", both)
+    save_json(tmp_path / "config.json", both)
     assert program.check_resumable(config, now) == both["checkpoints"]
     with pytest.raises(ValueError, match="7='retrained'"):
         program.check_resumable(config, {**now, "checkpoints": {"7": "retrained"}})
