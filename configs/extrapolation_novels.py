@@ -5,8 +5,8 @@
 Six schemes, five seeds, a 3-layer byte model of 0.36M parameters; the learning rate of each is
 chosen from four, and for the parameters of T5 and KERPLE from four multiples of each of these, on
 validation text; losses of the test split. 30 runs and 48 checks of the same length in 2 GB: with
-12 windows a little over an hour on two idle CPU cores, with 192 more than an hour and a half, as
-seven pairs of runs took (a run is evaluated at 6.7 million bytes, and trained on 1.2 million).
+12 windows a little over an hour on two idle CPU cores, with 192 more than an hour and a half by
+the pace of seven pairs of runs (evaluated at 6.7 million bytes each, trained on 1.2 million).
 
 Questions: the two of every comparison (docs/results.md); the grid was widened after the first
 results (2026-11-22). Written after the results (docs/results/novels.md): T5's mean is the lowest,
