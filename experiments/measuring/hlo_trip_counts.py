@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax import masks
 from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Tokens, sums_rows
 from pe_jax.encodings.windowed import Windowed
-from pe_jax.engines import encoding_checks
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
@@ -65,6 +65,7 @@ def _of_layer(
     dims = model.dims
     sizes = layer.span, layer.sinks
     spec = AttentionSpec(dims, model.causal, *sizes, aligned=True, contiguous=True)
+    chunks = () if layer.chunk is None else (masks.chunks(layer.chunk),)
     on_ring = isinstance(layout, BlockPermuted)
     split = ring.partition(layout) if on_ring else Partition(1, 1, 1, 1)
     run = length // split.runs_per_row
@@ -72,7 +73,7 @@ def _of_layer(
     keys = dims.kv_heads // split.heads, run
     plan = make_plan(
         spec,
-        abstract_terms(layer, dims) + encoding_checks.layer(layer, None, 0).chunks,
+        abstract_terms(layer, dims) + chunks,
         queries,
         keys,
         devices=1 if on_ring else devices,

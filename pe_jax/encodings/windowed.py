@@ -32,9 +32,13 @@ class Windowed(Encoding):
     def __post_init__(self):
         if not isinstance(self.encoding, Encoding) or isinstance(self.encoding, Windowed):
             raise TypeError(f"encoding={self.encoding!r}: pass an encoding without a window")
-        require_window(self.window, self.sinks)
-        chunk, fix = self.chunk, "pass an integer of at least 1"
-        require(chunk is None or is_int(chunk, 1), "chunk", chunk, fix)
+        window, sinks, chunk = self.window, self.sinks, self.chunk
+        fix = "pass an integer of at least"
+        require(window is None or is_int(window, 1), "window", window, f"{fix} 1")
+        require(is_int(sinks, 0), "sinks", sinks, f"{fix} 0")
+        needs = "pass a window too: without one every token is visible"
+        require(window is not None or not sinks, "sinks", sinks, needs)
+        require(chunk is None or is_int(chunk, 1), "chunk", chunk, f"{fix} 1")
         alone = chunk is None or self.window is None
         require(alone, "chunk", chunk, f"a layer has that or window={self.window}; leave one out")
 
@@ -74,14 +78,6 @@ class Windowed(Encoding):
 
     def terms(self, params, dims):
         return self.encoding.terms(params, dims)
-
-
-def require_window(window: int | None, sinks: int) -> None:
-    """Raises ValueError unless the window and the sinks are valid together."""
-    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
-    require(is_int(sinks, 0), "sinks", sinks, "pass an integer of at least 0")
-    fix = "pass a window too: without one every token is visible"
-    require(window is not None or not sinks, "sinks", sinks, fix)
 
 
 def without_window(encoding: Encoding) -> Encoding:

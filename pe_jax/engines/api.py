@@ -1,5 +1,6 @@
 """`attention`: any encoding with any engine, in the shapes of `jax.nn.dot_product_attention`."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.encodings.terms import Term, Tokens
 from pe_jax.engines import checks, dispatch, encoding_checks, pipeline
-from pe_jax.engines.attention_spec import AttentionSpec, Call
+from pe_jax.engines.attention_spec import Call
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.axes import under_auto_axes
 from pe_jax.engines.sharded.heads import HeadsOfDevice
@@ -133,36 +134,34 @@ def attention(
     sizes = checks.sizes(q, k, v)
     require_bool("return_lse", return_lse)
     queries, keys, like = sizes.queries, sizes.keys, q.shape[:-1]
-
-    # The scheme and the sizes.
     layer = encoding_checks.layer(encoding, window, sinks)
-    encoding, window, sinks = layer.encoding, layer.window, layer.sinks
-    claims = encoding.claims
+    claims = layer.claims
     dims = checks.dims(dims, sizes, x, heads_axis)
-    encoding_checks.sizes(encoding, dims)
-    encoding_checks.embedded(encoding, dims, embedded)
-
-    # Where tokens are, and what they may see.
     q_ids, k_ids = checks.segments(sizes, q_segments, k_segments, q_lengths, k_lengths)
-    positions = checks.positions(claims, sizes, q_positions, k_positions, layer.name)
-    explicit = {"q_positions": q_positions, "k_positions": k_positions}
-    encoding = encoding_checks.at_length(encoding, queries, explicit, q_ids)
+    positions = checks.positions(layer.encoding, sizes, q_positions, k_positions)
+    encoding, name, spec, terms, x = pipeline.prepare(
+        layer,
+        sizes,
+        dims,
+        params,
+        positions={"q_positions": q_positions, "k_positions": k_positions},
+        segments=q_ids,
+        terms=terms,
+        x=x,
+        embedded=embedded,
+        causal=causal,
+        mask=mask,
+        tokens=None,
+        scale=scale,
+        logit_cap=logit_cap,
+        lse=return_lse,
+    )
     contiguous, in_order = positions[0] is None, q_index is None and k_index is None
-    causal = checks.causal(encoding, causal, mask)
-    ordered = causal or window is not None
+    ordered = spec.causal or spec.window is not None
     q_index, k_index = checks.indices(q_index, k_index, sizes, layout, ordered)
     aligned = in_order and queries == keys and k_ids is q_ids
-
-    # What is added, the softmax, and how it runs.
-    params = encoding_checks.params(encoding, params, dims)
-    masks = checks.mask_terms(mask, sizes.rows, keys)
-    layer = layer._replace(encoding=encoding)
-    terms, scale, logit_cap = pipeline.gather(layer, params, dims, terms, masks, scale, logit_cap)
-    x = checks.inputs(terms, layer.name, x, sizes, dims, claims.axes)
     dropout = checks.dropout(sizes, dropout_rate, dropout_key)
-    options = checks.pair_arrays(mask, bias, sizes, keys, implementation, layout)
-    if dropout is not None:
-        options["dropout"] = dropout
+    pairs = checks.pair_arrays(mask, bias, sizes, keys, implementation, layout)
     result = jax.ShapeDtypeStruct((*like, sizes.value_width), v.dtype)
     if 0 in (*sizes.batch, queries, keys):
         out = jnp.zeros(result.shape, v.dtype)
@@ -170,8 +169,8 @@ def attention(
 
     # Padding, states and rotations. Positions restart in each segment where more than the distance
     # counts.
-    if q_ids is not None or "mask" in options:
-        q, k, v, x = pipeline.hide_padding(q_ids, k_ids, options.get("mask"), q, k, v, x)
+    if q_ids is not None or "mask" in pairs:
+        q, k, v, x = pipeline.hide_padding(q_ids, k_ids, pairs.get("mask"), q, k, v, x)
     tokens, places = ((*sizes.batch, queries), (*sizes.batch, keys)), positions
     if contiguous:
         positions = places = [q_index if in_order else layout.order(queries)] * 2
@@ -194,29 +193,20 @@ def attention(
     q_at, k_at = _flat(places[0], places[1], 1 + (claims.axes > 1))
     q_index, k_index = _flat(q_index, k_index, 1)
     q_rank, k_rank = None, None
-    if k_ids is not None and (sinks or kinds.select(terms, kinds.Mask)):
+    if k_ids is not None and (spec.sinks or kinds.select(terms, kinds.Mask)):
         q_rank = k_rank = layout.per_segment(k_ids)
         if not aligned:
             q_rank = pos.rank_of(q_index, q_ids, k_index, k_ids)
             k_rank = pos.rank_of(k_index, k_ids, k_index, k_ids)
-    spec = AttentionSpec(
-        dims,
-        causal,
-        window,
-        sinks,
-        aligned=aligned,
-        contiguous=contiguous and not restarts,
-        restarts=restarts,
-        lse=return_lse or kinds.reads_lse(terms),
-        scale=scale,
-        logit_cap=logit_cap,
-    )
+    order = {"contiguous": contiguous and not restarts, "restarts": restarts}
+    spec = dataclasses.replace(spec, aligned=aligned, **order)
     q_side = q_side._replace(tokens=Tokens(q_at, q_index, q_ids, q_rank))
     k_side = k_side._replace(tokens=Tokens(k_at, k_index, k_ids, k_rank))
-    call = Call(spec, terms, q_side, k_side, v)
-    run = dispatch.engine(implementation, layout, call, layer.name, **options)
+    call = Call(spec, terms, q_side, k_side, v, **pairs, dropout=dropout)
+    run = dispatch.engine(implementation, layout, call, name)
     valid = None if contiguous else encoding.valid_length()
-    out, lse = pipeline.finish(call, run(*call), positions[0], lengths[0], valid, result)
+    made = run(*call.operands)
+    out, lse = pipeline.finish(call, made, positions[0], lengths[0], valid, result)
     return (out, lse) if return_lse else out
 
 

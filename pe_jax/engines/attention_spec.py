@@ -10,6 +10,7 @@ import jax
 
 from pe_jax.encodings.base import Dims
 from pe_jax.encodings.terms import Side, Tokens, logit_cap, scale
+from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.mask import allowed
 
 
@@ -50,10 +51,28 @@ class AttentionSpec:
 
 
 class Call(NamedTuple):
-    """The arguments that every engine takes; see `reference` for the shapes."""
+    """What an engine runs; see `reference` for the shapes.
+
+    Every engine takes the first five. The others are in use in few calls: an engine is given those
+    that are (`options`), by name.
+    """
 
     spec: AttentionSpec
     terms: tuple
     q: Side
     k: Side
     v: Any
+    mask: Any = None  # of all pairs, as booleans
+    bias: Any = None  # of all pairs
+    dropout: Dropout | None = None
+
+    @property
+    def operands(self) -> tuple[AttentionSpec, tuple, Side, Side, Any]:
+        """What every engine takes."""
+        return self[:5]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is in use of the others."""
+        named = {"mask": self.mask, "bias": self.bias, "dropout": self.dropout}
+        return {name: x for name, x in named.items() if x is not None}

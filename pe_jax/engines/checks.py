@@ -206,17 +206,18 @@ def _distances(count: int, axes: int) -> jax.ShapeDtypeStruct:
 # --- Where tokens are ---
 
 
-def positions(claims: Claims, sizes: Sizes, q_positions, k_positions, name: str) -> list[Any]:
+def positions(encoding: Encoding, sizes: Sizes, q_positions, k_positions) -> list[Any]:
     """Positions of queries and keys, or None twice where they are contiguous from 0."""
-    axes, queries, keys = claims.axes, sizes.queries, sizes.keys
+    claims, queries, keys = encoding.claims, sizes.queries, sizes.keys
     pair = _both_sides("positions", q_positions, k_positions, queries == keys)
     if pair is None:
         if queries != keys:
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass q_positions and k_positions"
             )
-        if axes > 1:
-            raise ValueError(f"{name} has {axes} axes: pass q_positions [*B, T, {axes}]")
+        if claims.axes > 1:
+            needs = f"{encoding_checks.title(encoding)} has {claims.axes} axes"
+            raise ValueError(f"{needs}: pass q_positions [*B, T, {claims.axes}]")
         return [None, None]
     sides = zip(("q_positions", "k_positions"), pair, (queries, keys), strict=True)
     checked = [positions_of(claims, side, x, (*sizes.batch, n)) for side, x, n in sides]
@@ -340,19 +341,21 @@ def causal(encoding: Encoding, causal: bool | None, mask: Any = None) -> bool:
     return causal
 
 
-def mask_terms(mask: Any, rows: int, keys: int, all_keys: bool = True) -> tuple[kinds.Mask, ...]:
+def mask_terms(mask: Any, rows: int, keys: int, tokens: int | None) -> tuple[kinds.Mask, ...]:
     """A `Mask` as a term of the call; nothing for an array (see `pair_arrays`).
 
-    `all_keys`: whether no keys follow these, so that a longer mask belongs to another call.
+    `tokens` is how many there are, if more may follow. None: the `keys` are all, and a longer mask
+    belongs to another call.
     """
     if not isinstance(mask, kinds.Mask):
         return ()
     for leaf in jax.tree.leaves(mask.arrays):
         fix = f"its arrays have {len(leaf)} rows, q has {rows}; pass {rows} rows, or one"
         require(len(leaf) in (1, rows), "mask", leaf.shape, fix)
-    length = keys if mask.length is None else mask.length
-    if length < keys or (length > keys and all_keys):
-        refuse("mask.length", length, f"k has {keys} tokens; pass a mask of {keys}")
+    count = keys if tokens is None else tokens
+    length = count if mask.length is None else mask.length
+    if length < count or (length > count and tokens is None):
+        refuse("mask.length", length, f"k has {count} tokens; pass a mask of {count}")
     return (mask,)
 
 

@@ -40,38 +40,32 @@ FEW_OF_ALL_DISTANCES = 32, TILE
 FEW_OF_KERNELS = 256, TILE  # on GPUs and TPUs: not measured
 
 
-def engine(
-    implementation: Any, layout: Contiguous, call: Call, name: str, **options: Any
-) -> Callable:
-    """The engine that runs the call, a function of its fields. What is chosen is logged once.
+def engine(implementation: Any, layout: Contiguous, call: Call, name: str) -> Callable:
+    """The engine that runs the call, a function of its operands. What is chosen is logged once.
 
     `implementation` is the requested one, or None; `name` is the encoding's, for messages.
-    `options` are those that an engine needs to know only where they are in use: dropout, and of
-    the dense engine an array `mask` and `bias`.
 
     Raises:
       ValueError: the implementation is unknown, needs another device, or cannot run this call.
     """
     if isinstance(layout, BlockPermuted):
-        sizes = _ring(implementation, layout, call, name, **options)
+        sizes = _ring(implementation, layout, call, name)
         return functools.partial(ring.attend, layout, sizes)
     if isinstance(layout, RowSharded):
 
-        def run(*call, **options):
-            return _of_whole_rows(implementation, Call(*call), name, **options)(*call)
+        def run(*operands, **options):
+            return _of_whole_rows(implementation, Call(*operands, **options), name)(*operands)
 
-        return functools.partial(rows.attend, layout, run, **options)
-    return _of_whole_rows(implementation, call, name, **options)
+        return functools.partial(rows.attend, layout, run, **call.options)
+    return _of_whole_rows(implementation, call, name)
 
 
-def _ring(
-    implementation: Any, layout: BlockPermuted, call: Call, name: str, dropout: Any = None
-) -> TileSizes:
+def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> TileSizes:
     """The tiles that a ring runs: the requested ones, or those that suit the call."""
     if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
-    if dropout is not None or kinds.select(call.terms, kinds.Mask):
-        kind = "Dropout" if dropout is not None else "Mask"
+    if call.dropout is not None or kinds.select(call.terms, kinds.Mask):
+        kind = "Mask" if call.dropout is None else "Dropout"
         raise ValueError(f"a ring of devices has no {kind}: leave it out (mesh.seq=1)")
     if isinstance(implementation, Tiled):
         return implementation.sizes
@@ -83,24 +77,23 @@ def _ring(
     )
 
 
-def _of_whole_rows(implementation: Any, call: Call, name: str, **options: Any) -> Callable:
-    """The requested engine, or the one that suits the call, with the options."""
-    dropout = options.get("dropout")
+def _of_whole_rows(implementation: Any, call: Call, name: str) -> Callable:
+    """The requested engine, or the one that suits the call, with the call's options."""
     if callable(implementation) and not isinstance(implementation, type):
         run = implementation
     elif implementation is not None:
-        _check(implementation, call, name, dropout)
+        _check(implementation, call, name)
         run = _module(str(implementation)).attend
     else:
-        chosen, level, why = _choose(call, dropout, "mask" in options or "bias" in options)
+        chosen, level, why = _choose(call)
         _log(level, f"{name}: {why}")
         run = _module(chosen).attend
-    return functools.partial(run, **options) if options else run
+    return functools.partial(run, **call.options) if call.options else run
 
 
-def _choose(call: Call, dropout: Any = None, pair_arrays: bool = False) -> tuple[str, int, str]:
+def _choose(call: Call) -> tuple[str, int, str]:
     """The engine that suits the call, and the level and the text of its log message."""
-    if pair_arrays:
+    if call.mask is not None or call.bias is not None:
         return "dense", logging.INFO, "dense, for a mask or a bias of all pairs"
     if _is_small(call):
         return "dense", logging.INFO, "dense, for one query, a short sequence or a symbolic shape"
@@ -111,16 +104,16 @@ def _choose(call: Call, dropout: Any = None, pair_arrays: bool = False) -> tuple
         return "tiled", logging.INFO, "tiled"
     several = devices(call.q.x, call.k.x, call.v) > 1
     disagreement = None
-    if stock is not None and not several and dropout is None:
+    if stock is not None and not several and call.dropout is None:
         kernels = _module(stock)
-        if kernels.refusal(*call) is None and kernels.is_faster(*call):
-            disagreement = self_check.disagreement(kernels, *call)
+        if kernels.refusal(*call.operands) is None and kernels.is_faster(*call.operands):
+            disagreement = self_check.disagreement(kernels, *call.operands)
             if disagreement is None:
                 return stock, logging.INFO, f"the {stock} kernel"
     if several:  # under jit XLA would gather a kernel's operands
         reason = "several devices, among which XLA cannot divide a kernel"
     else:
-        reason = _refusal(kernel, call, dropout)
+        reason = _refusal(kernel, call)
     level, note = logging.INFO, ""
     if disagreement:
         level, note = logging.WARNING, f", not {stock}: {disagreement}"
@@ -152,7 +145,7 @@ def _is_small(call: Call) -> bool:
     return queries == 1 or (max(queries, keys) <= tokens and fits)
 
 
-def _check(implementation: Any, call: Call, name: str, dropout: Any) -> None:
+def _check(implementation: Any, call: Call, name: str) -> None:
     """Raises ValueError where the engine of this name is unknown or cannot run the call."""
     argument = f"implementation={implementation!r}"
     if implementation not in IMPLEMENTATIONS:
@@ -162,22 +155,22 @@ def _check(implementation: Any, call: Call, name: str, dropout: Any) -> None:
         fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
         raise ValueError(f"{argument}: {fix}")
     if implementation in (*KERNELS.values(), *STOCK.values()):
-        reason = _refusal(implementation, call, dropout)
+        reason = _refusal(implementation, call)
         if reason is not None:
             raise ValueError(f"{argument}: {reason}; pass 'tiled' or None")
 
 
-def _refusal(kernel: str, call: Call, dropout: Any = None) -> str | None:
+def _refusal(kernel: str, call: Call) -> str | None:
     """Why a kernel must not run a call here; None if it may, after a trial on a similar call."""
     platform = jax.default_backend()
     if kernel not in (KERNELS.get(platform), STOCK.get(platform)):
         platforms = (*KERNELS.items(), *STOCK.items())
         needs = next(name for name, of_platform in platforms if of_platform == kernel)
         return f"it needs a {needs.upper()}, this is a {platform.upper()}"
-    if dropout is not None:
+    if call.dropout is not None:
         return "Dropout"
-    kernels = _module(kernel)
-    return kernels.refusal(*call) or self_check.disagreement(kernels, *call)
+    kernels, operands = _module(kernel), call.operands
+    return kernels.refusal(*operands) or self_check.disagreement(kernels, *operands)
 
 
 def _module(name: str) -> Any:

@@ -5,18 +5,16 @@
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax import masks
 from pe_jax.encodings.base import Dims, Encoding, Params, adds_to_input
 from pe_jax.encodings.registry import parse
-from pe_jax.encodings.terms import Mask
-from pe_jax.encodings.windowed import Windowed, require_window
+from pe_jax.encodings.windowed import Windowed, without_window
 from pe_jax.numerics.position_arrays import concrete
 from pe_jax.validation import refuse, require_bool, shown
 
@@ -41,18 +39,8 @@ def parsed(encoding: Any) -> Encoding:
     return encoding
 
 
-class Layer(NamedTuple):
-    """What one layer adds to attention and sees: an encoding, with its window or chunks apart."""
-
-    encoding: Encoding
-    name: str  # in messages
-    window: int | None  # how many tokens back are visible
-    sinks: int  # how many first tokens of each segment stay visible beyond it
-    chunks: tuple[Mask, ...]  # the mask of its chunks
-
-
-def layer(encoding: Any, window: Any, sinks: Any) -> Layer:
-    """The layer of a call, whose window and sinks may be the encoding's (`Windowed`)."""
+def layer(encoding: Any, window: Any, sinks: Any) -> Windowed:
+    """The layer of a call: its encoding, with the call's window and sinks or its own."""
     try:
         return _layer(encoding, window, sinks)
     except TypeError:  # of another type, which may not be hashable
@@ -60,23 +48,21 @@ def layer(encoding: Any, window: Any, sinks: Any) -> Layer:
 
 
 @functools.lru_cache(512, typed=True)
-def _layer(encoding: Any, window: Any, sinks: Any) -> Layer:
+def _layer(encoding: Any, window: Any, sinks: Any) -> Windowed:
     scheme = parsed(encoding)
     if not isinstance(scheme, Windowed):
         window, sinks = (int(n) if isinstance(n, np.integer) else n for n in (window, sinks))
-        require_window(window, sinks)
-        return Layer(scheme, title(scheme), window, sinks, ())
+        return Windowed(scheme, window, sinks)
     if window is not None or sinks:
         its_own = scheme.window or 0 if scheme.chunk is None else f"chunk={scheme.chunk}"
         refuse("window", window, f"the encoding has its own, {its_own}; leave one of them out")
-    inner, size = scheme.encoding, scheme.chunk
-    chunks = () if size is None else (masks.chunks(size),)  # engines skip by the window of a chunk
-    return Layer(inner, title(inner), scheme.span, scheme.sinks, chunks)
+    return scheme
 
 
 @functools.lru_cache(512)
 def title(encoding: Encoding) -> str:
     """The name of an encoding in messages, such as T5+RoPE for a sum."""
+    encoding = without_window(encoding)
     parts = map(type, getattr(encoding, "parts", (encoding,)))
     return "+".join("NoPE" if part is Encoding else part.__name__ for part in parts)
 

@@ -1,8 +1,8 @@
 """What `attention` and a cache do around an engine, the same for both.
 
-A request is checked, its terms are gathered (`gather`), padding gets zeros (`hide_padding`), states
-are computed and queries, keys and values rotated (`rotated`); an engine runs; `finish` undoes what
-was done. The two differ in where keys come from.
+A request is checked and its terms are gathered (`prepare`), padding gets zeros (`hide_padding`),
+states are computed and queries, keys and values rotated (`rotated`); an engine runs; `finish`
+undoes what was done. The two differ in where keys come from.
 
 B batch (any number of axes), T queries, S keys, H query heads, K key heads, E head width, F value
 width, C width of a state.
@@ -10,36 +10,83 @@ width, C width of a state.
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pe_jax import masks
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Dims, Params
+from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.encodings.terms import Side
-from pe_jax.engines import checks
-from pe_jax.engines.attention_spec import Call
-from pe_jax.engines.encoding_checks import Layer
+from pe_jax.encodings.windowed import Windowed
+from pe_jax.engines import checks, encoding_checks
+from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.position_arrays import concrete
 
 
-def gather(
-    layer: Layer, params: Params, dims: Dims, terms: Any, masks: tuple, scale: Any, logit_cap: Any
-) -> tuple[tuple, float | None, float | None]:
-    """What is added to the scores, and their scale and cap as in an `AttentionSpec`.
+class Prepared(NamedTuple):
+    """A request that was checked.
 
-    The terms are those of the encoding, which come first, of the call and of its masks; traced
-    numbers are a term.
+    Attributes:
+      encoding: set for the length of the call, if it depends on one.
+      name: the encoding's, in messages.
+      spec: the sizes and options; whether tokens are in order is not known yet.
+      terms: those of the encoding, which come first, of the call and of its masks; traced numbers
+        are a term.
+      x: the layer's input, or None where no term reads it.
     """
-    own = layer.encoding.terms(params, dims)
-    own += checks.terms(terms, dims, layer.encoding.claims.axes)
+
+    encoding: Encoding
+    name: str
+    spec: AttentionSpec
+    terms: tuple
+    x: Any
+
+
+def prepare(
+    layer: Windowed,
+    sizes: checks.Sizes,
+    dims: Dims,
+    params: Params | None,
+    *,
+    positions: dict[str, Any],
+    segments: Any,
+    terms: Any,
+    x: Any,
+    embedded: bool,
+    causal: bool | None,
+    mask: Any,
+    tokens: int | None,
+    scale: Any,
+    logit_cap: Any,
+    lse: bool = False,
+) -> Prepared:
+    """The request of one layer, checked; what is not named here is as for `attention`.
+
+    `layer` is the encoding with its window, sinks and chunks; `positions` are those that were
+    given, by argument name, or None; `segments` those of the queries. `tokens` is how many there
+    are, if more may follow; None: the keys are all. `lse`: whether the caller reads it.
+    """
+    encoding, name = layer.encoding, encoding_checks.title(layer.encoding)
+    axes = encoding.claims.axes
+    encoding_checks.sizes(encoding, dims)
+    encoding_checks.embedded(encoding, dims, embedded)
+    encoding = encoding_checks.at_length(encoding, sizes.queries, positions, segments)
+    causal = checks.causal(encoding, causal, mask)
+    own = encoding.terms(encoding_checks.params(encoding, params, dims), dims)
+    own += checks.terms(terms, dims, axes)
+    hiding = checks.mask_terms(mask, sizes.rows, sizes.keys, tokens)
+    if layer.chunk is not None:  # engines skip by the window, its span
+        hiding += (masks.chunks(layer.chunk),)
     traced, scale, logit_cap = checks.scale_and_cap(own, scale, logit_cap)
-    terms = own + masks + layer.chunks + traced
     if scale is None and not traced:  # known once, and not asked of the terms for each block
         scale = kinds.scale(own, dims.head_dim)
-    return terms, scale, logit_cap
+    x = checks.inputs(own, name, x, sizes, dims, axes)
+    options = {"lse": lse or kinds.reads_lse(own), "scale": scale, "logit_cap": logit_cap}
+    spec = AttentionSpec(dims, causal, layer.span, layer.sinks, **options)
+    return Prepared(encoding, name, spec, own + hiding + traced, x)
 
 
 def states(

@@ -31,7 +31,6 @@ from flax.linen.dtypes import promote_dtype
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
-from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines import checks, encoding_checks, reference
 from pe_jax.engines.api import attention
 from pe_jax.numerics.position_arrays import concrete
@@ -96,10 +95,8 @@ def attention_fn(
         `embedded`; one that reads the layer's input; a scheme of several axes without `positions`.
       TypeError: `encoding` is not a scheme, `params` not a Params.
     """
-    windowed = encoding_checks.parsed(encoding)
-    encoding, _, window, sinks, _ = encoding_checks.layer(windowed, window, sinks)
-    if not isinstance(windowed, Windowed):
-        windowed = Windowed(encoding, window, sinks)
+    layer = encoding_checks.layer(encoding, window, sinks)
+    encoding = layer.encoding
     if not isinstance(params, Params | None):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     causal = checks.causal(encoding, causal, mask=True)
@@ -122,7 +119,7 @@ def attention_fn(
     leaves = jax.tree.leaves(params, is_leaf=_is_variable)
     bare = any(isinstance(x, jax.Array | np.ndarray) for x in leaves)
     kind = LinenAttentionFn if bare else NNXAttentionFn
-    return kind(windowed, dims, causal, params, *tokens)
+    return kind(layer, dims, causal, params, *tokens)
 
 
 class AttentionFn:

@@ -170,7 +170,8 @@ ATTENTION: Calls = [
         (attend(window=x), f"window={x!r}: pass an integer")
         for x in (0, -1, 1.5, True, "3", (3, 0))
     ),
-    *((attend(window=3, sinks=x), f"sinks={x!r}") for x in (1.5, True, None, [1])),
+    *((attend(window=3, sinks=x), f"sinks={x!r}") for x in (1.5, True, None, (1,))),
+    (attend(window=3, sinks=[1]), "sinks=", "at least 0"),
     *((attend(causal=x), f"causal={x!r}: pass True or False") for x in (1, "causal")),
     *((attend(return_lse=x), f"return_lse={x!r}") for x in (1, "yes")),
     *((attend(encoding=x), "encoding=", "pass one layer's") for x in (rope, rope.RoPE, {}, ())),

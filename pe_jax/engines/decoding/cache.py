@@ -85,12 +85,14 @@ def empty(
         or parameters that do not fit.
       TypeError: `encoding` is not an encoding, or `dims` not a `Dims`.
     """
-    encoding, name, window, sinks, _ = encoding_checks.layer(encoding, window, sinks)
+    layer = encoding_checks.layer(encoding, window, sinks)
+    encoding, window, sinks = layer.encoding, layer.span, layer.sinks
     require_dims(dims)
     encoding.check(dims)
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
     valid = encoding.valid_length()
-    fix = f"{name} is set for {valid} tokens; pass encoding.at_length({capacity})"
+    title = encoding_checks.title(encoding)
+    fix = f"{title} is set for {valid} tokens; pass encoding.at_length({capacity})"
     require(not valid or capacity <= valid, "capacity", capacity, fix)
     require(is_int(batch, 0), "batch", batch, "pass an integer of at least 0")
     dtype_name = getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype)  # or a string
@@ -202,52 +204,57 @@ def extend(
         trace a token beyond the length that was set gives NaN.
     """
     layer = encoding_checks.layer(encoding, window, sinks)
-    encoding, window, sinks = layer.encoding, layer.window, layer.sinks
     require_dims(dims)
     sizes = checks.sizes(q, k, v, batch="B")
-    _check_layout(cache, encoding, dims)
-    if cache.ring is not None and (window, sinks) != cache.ring:
+    _check_layout(cache, layer.encoding, dims)
+    if cache.ring is not None and (layer.span, layer.sinks) != cache.ring:
         need = "the cache keeps what {} and {} need".format(*cache.ring)
-        refuse("window, sinks", (window, sinks), f"{need}; pass what it was made with")
+        refuse("window, sinks", (layer.span, layer.sinks), f"{need}; pass what it was made with")
     checks.dims(dims, sizes)
     if sizes.queries != sizes.keys:
         raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass the same number of tokens")
     result = jax.ShapeDtypeStruct((*q.shape[:3], sizes.value_width), q.dtype)
     if not (sizes.rows and sizes.queries):
         return jnp.zeros(result.shape, q.dtype), cache
-    encoding_checks.embedded(encoding, dims, embedded)
-    params = encoding_checks.params(encoding, params, dims)
-    causal = True if causal is None and encoding.claims.axes > 1 else causal
-    causal, indices = checks.causal(encoding, causal, mask), None
-    start, count = cache.length, sizes.queries
+    start, count, indices = cache.length, sizes.queries, None
     single = positions is None and count == 1 and implementation is None
     if segments is not None or cache.segments is not None:
         cache, *indices = add_segments(cache, segments, count)
         ids = indices[1].segments
         q, k, v, x = pipeline.hide_padding(ids, ids, None, q, k, v, x)
-    positions = _positions(cache, positions, indices, sizes, encoding)
+    positions = _positions(cache, positions, indices, sizes, layer.encoding)
     if cache.positions.dtype != positions.dtype:  # integers stay so unless floats are among them
         for known in (cache.positions, positions):
             check_exact(known)
         positions = positions.astype(jnp.float32)
         cache = dataclasses.replace(cache, positions=cache.positions.astype(jnp.float32))
-    encoding = encoding_checks.at_length(encoding, count, {"positions": positions})
-    length = concrete(cache.length)
-    tokens = count + (0 if length is None else int(length))  # all tokens, if that is known
-    masks = checks.mask_terms(mask, sizes.rows, tokens, all_keys=False)
-    layer, added = layer._replace(encoding=encoding), terms
-    terms, scale, logit_cap = pipeline.gather(layer, params, dims, terms, masks, scale, logit_cap)
+    length, added = concrete(cache.length), terms
+    encoding, name, spec, terms, x = pipeline.prepare(
+        layer,
+        sizes,
+        dims,
+        params,
+        positions={"positions": positions},
+        segments=None,
+        terms=terms,
+        x=x,
+        embedded=embedded,
+        causal=True if causal is None and layer.claims.axes > 1 else causal,
+        mask=mask,
+        tokens=count + (0 if length is None else int(length)),  # all, if that is known
+        scale=scale,
+        logit_cap=logit_cap,
+    )
     for term in added:
         if not isinstance(term, kinds.Sink) or term.state is not None:
             fix = "a cache takes it as part of an encoding alone"
             refuse("terms", type(term).__name__, fix)
-    x = checks.inputs(terms, layer.name, x, sizes, dims, encoding.claims.axes)
 
     # Tables and states are those of the encoding's terms, which come first.
     own, none = terms[: len(cache.states)], (None,) * (len(terms) - len(cache.states))
     states = _states(cache, own, x, positions, indices) + none
     new_q, new_k, new_v = pipeline.rotated(terms, q, k, v, [positions] * 2, [states] * 2)
-    single = single and indices is None and mask is None and not layer.chunks
+    single = single and indices is None and mask is None and layer.chunk is None
     single = single and not any(term.whole_rows for term in terms)
     missing = cache.tables is None and (single or cache.far is not None)
     tables: Any = one_token.tables(own, cache.capacity) if missing else cache.tables
@@ -261,32 +268,25 @@ def extend(
     new = Rows(new_k.x, new_v, new_k.raw, far, kept, positions)
     before, cache = cache, append(cache, new)
 
-    read = kinds.reads_lse(terms)
-    spec = AttentionSpec(dims, causal, window, sinks, lse=read, scale=scale, logit_cap=logit_cap)
     rows, index = in_sight(before, cache, new)
     of_new, of_rows = _both_sides(spec, positions, count, start, rows, index, indices)
     k_raw = rows.k if rows.k_raw is None else rows.k_raw
     k_raw = None if new_k.raw is None else k_raw.astype(q.dtype)
     key_states = (x if term.key_width else None for term, x in zip(own, rows.states, strict=True))
     k_side = Side(rows.k.astype(q.dtype), k_raw, (*key_states, *none), of_rows)
-    call = Call(spec, terms, new_q._replace(tokens=of_new), k_side, rows.v.astype(q.dtype))
+    values = rows.v.astype(q.dtype)
+    pairs = checks.pair_arrays(mask, None, sizes, values.shape[2], implementation, CONTIGUOUS)
+    if pairs:  # of rows that it hides, scores are masked, and values have the weight 0
+        seen = pairs["mask"].any((1, 2))[:, None, :, None]
+        values = jnp.where(seen, values, jnp.zeros((), values.dtype))
+    call = Call(spec, terms, new_q._replace(tokens=of_new), k_side, values, **pairs)
+    engine: Any = implementation
     if single:
-        attend = functools.partial(
-            one_token.attend,
-            far=cache.far,
-            tables=(*tables, *none),
-            at=start,
-            ring=cache.ring is not None,
-        )
-    else:
-        keys = call.v.shape[2]
-        options = checks.pair_arrays(mask, None, sizes, keys, implementation, CONTIGUOUS)
-        if options:  # of rows that it hides, scores are masked, and values have the weight 0
-            seen = options["mask"].any((1, 2))[:, None, :, None]
-            call = call._replace(v=jnp.where(seen, call.v, jnp.zeros((), call.v.dtype)))
-        attend = dispatch.engine(implementation, CONTIGUOUS, call, layer.name, **options)
+        held = {"far": cache.far, "tables": (*tables, *none), "at": start}
+        engine = functools.partial(one_token.attend, ring=cache.ring is not None, **held)
+    run = dispatch.engine(engine, CONTIGUOUS, call, name)
     valid = encoding.valid_length()
-    out, _ = pipeline.finish(call, attend(*call), positions, None, valid, result)
+    out, _ = pipeline.finish(call, run(*call.operands), positions, None, valid, result)
     return out, cache
 
 

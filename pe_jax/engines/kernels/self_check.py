@@ -67,7 +67,7 @@ def _check(kernels: Any, device: Any, call: Call) -> str | None:
             jax.transfer_guard("allow"),
             jax.default_matmul_precision("highest"),
         ):
-            case = small_case.shrink(kernels.sample_length(*call), *call)
+            case = small_case.shrink(kernels.sample_length(*call.operands), *call.operands)
             key = kernels, device, small_case.key(case)
             if key not in _verdicts:
                 _verdicts[key] = _compare(kernels, case)
@@ -154,7 +154,7 @@ def relative_error(got: Any, want: Any, *whole: Any) -> float:
 
 def _outcome(attend: Callable, case: Call) -> dict[str, jax.Array]:
     """Output, row sums and gradients by name, for the same cotangents whatever the dtype."""
-    spec, terms, q, k, v = case
+    spec, terms, q, k, v = case.operands
     # Queries and keys that are the same tokens share states, of which one gradient is read.
     of_both = q.states if spec.aligned else (q.states, k.states)
     numbers = {"q": q.x, "k": k.x, "v": v, "terms": terms, "states": of_both}
