@@ -11,7 +11,7 @@ that program works (`--help`), and so does every way to write a scheme: sums, pa
 import pe_jax
 from examples.own_encoding import LogBias
 from experiments import compare
-from experiments.running import launch
+from experiments.running.command import launch
 from experiments.running.configs.compare import CompareConfig
 
 pe_jax.ENCODINGS["log_bias"] = LogBias

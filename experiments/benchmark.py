@@ -13,7 +13,7 @@ the results so far.
 """
 
 from experiments.measuring import benchmark_settings
-from experiments.running import launch
+from experiments.running.command import launch
 
 
 def main() -> None:

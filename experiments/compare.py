@@ -21,7 +21,7 @@ counts each look.
 
 from absl import flags
 
-from experiments.running import launch
+from experiments.running.command import launch
 from experiments.running.configs.compare import CompareConfig
 
 LAST_LOOK = flags.DEFINE_bool("last_look", False, "evaluate finished runs on the kept files alone")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments.running import launch
+from experiments.running.command import launch
 from pe_jax.training.paths import local
 
 SCRIPTS = ("formulas.js", "widgets.js", "explore.js")

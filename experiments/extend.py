@@ -7,11 +7,11 @@ r"""Longer contexts from a trained RoPE model: loss by length, passkeys by depth
 Every method is applied to the last checkpoint of `experiments.train`, without and with a short
 fine-tune at the target length; or to the RoPE runs of `--config.trained`, a workdir of
 `experiments.compare`, whose other encodings are evaluated as they are. results.csv (the table of
-experiments/running/table.py), results.json and figures go into the workdir. After an interruption
-the same command continues; finished methods are not repeated.
+experiments/running/files/table.py), results.json and figures go into the workdir. After an
+interruption the same command continues; finished methods are not repeated.
 """
 
-from experiments.running import launch
+from experiments.running.command import launch
 from experiments.running.configs.extend import ExtendConfig
 
 

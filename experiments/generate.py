@@ -8,7 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments.running import launch
+from experiments.running.command import launch
 from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError
 
@@ -30,7 +30,7 @@ def text(workdir: Path, prompt: str, count: int, temperature: float, top_k: int,
     import jax  # imports that --help and typos skip
     import numpy as np
 
-    from experiments.running import trained_run
+    from experiments.running.training import trained_run
     from pe_jax.models.generate import generate
 
     config, saved = trained_run.read(workdir.absolute())

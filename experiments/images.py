@@ -4,12 +4,12 @@ r"""Encodings on images: trained at one size, tested at that and larger ones, wi
     python -m experiments.images --config=configs/images.py --encodings=alibi_2d \
       --encodings='rope_2d(base=100.0)' --config.workdir=runs/two
 
-Prints accuracies over seeds and writes results.csv (the table of experiments/running/table.py),
-results.json and accuracy.png into the workdir. After an interruption the same command continues;
-finished runs are not repeated.
+Prints accuracies over seeds and writes results.csv (the table of
+experiments/running/files/table.py), results.json and accuracy.png into the workdir. After an
+interruption the same command continues; finished runs are not repeated.
 """
 
-from experiments.running import launch
+from experiments.running.command import launch
 from experiments.running.configs.images import ImagesConfig
 
 

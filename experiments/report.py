@@ -15,7 +15,7 @@ It prints how much a difference changes per doubling, from three comparisons on.
 
 from absl import flags
 
-from experiments.running import launch
+from experiments.running.command import launch
 from pe_jax.training.paths import local
 
 WORKDIR = flags.DEFINE_string("workdir", "runs/compare", "folder that a comparison filled")

@@ -8,12 +8,12 @@ With `--config.rates` the first seed is trained at each of these learning rates,
 the one with the least loss on other questions of the trained lengths; the same for
 `--config.encoding_rates`, multiples of them for an encoding's own parameters.
 
-Prints accuracies and writes results.csv (the table of experiments/running/table.py), results.json
-and tasks.png into the workdir. After an interruption the same command continues; finished runs are
-not repeated.
+Prints accuracies and writes results.csv (the table of experiments/running/files/table.py),
+results.json and tasks.png into the workdir. After an interruption the same command continues;
+finished runs are not repeated.
 """
 
-from experiments.running import launch
+from experiments.running.command import launch
 from experiments.running.configs.tasks import TasksConfig
 
 

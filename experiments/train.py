@@ -13,13 +13,13 @@ drive, so that it calls the training loop itself.
 
 from absl import flags
 
-from experiments.running import launch
+from experiments.running.command import launch
 from pe_jax.training.config import Config
 
 
 def main(config: Config) -> None:
     """Imports the trainer, once the flags are right, and runs it."""
-    from experiments.running import training_loop
+    from experiments.running.training import training_loop
 
     training_loop.run(config, flags.FLAGS.profile)
 

@@ -12,7 +12,7 @@ from absl import app, flags
 
 import experiments.compare  # noqa: F401  # defines --last_look
 from experiments.measuring import benchmark_settings
-from experiments.running import launch
+from experiments.running.command import launch
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.running import launch
+from experiments.running.command import launch
 from tests.command_lines import KINDS, start, status
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import pytest
 import pe_jax
 from examples import own_checkpoint, own_encoding, own_kind, repeat
 from experiments.programs import compare
-from experiments.running import launch
+from experiments.running.command import launch
 from experiments.running.configs.compare import CompareConfig
 from tests import command_lines
 

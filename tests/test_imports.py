@@ -170,7 +170,7 @@ def test_an_arrow_that_points_up_is_seen():
         ("pe_jax.engines.api", 0),
         ("flax.nnx", 1),
         ("pe_jax.training.data", 2),
-        ("experiments.running.launch", 3),
+        ("experiments.running.command.launch", 3),
         ("pe_jax", 0),  # the face is above floor 0: it would be a circle
         ("experiments.reporting.plotting", 4),
         ("experiments.measuring.timing", 4),

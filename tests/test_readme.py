@@ -9,7 +9,7 @@ import pytest
 
 import pe_jax
 from experiments.reporting.comparison import scheme_pictures
-from experiments.running.help_text import signature
+from experiments.running.command.help_text import signature
 from pe_jax import positions
 from pe_jax.encodings import alibi, rope
 from tests.oracles.cases import CASES, GOLDEN

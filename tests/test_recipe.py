@@ -13,7 +13,7 @@ import pytest
 
 import pe_jax
 from experiments.running.configs.compare import CompareConfig
-from experiments.running.run_names import short_names
+from experiments.running.files.run_names import short_names
 from pe_jax.encodings.base import Encoding
 from tests import trainers, util
 from tests.contract import test_decoding, test_engines, test_positions, test_settings, test_terms

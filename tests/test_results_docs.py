@@ -9,8 +9,8 @@ import pytest
 from experiments.reporting import results, statistics, verdicts
 from experiments.reporting.comparison import figures, series_figure
 from experiments.reporting.results import Scheme
-from experiments.running import table
 from experiments.running.configs.compare import CompareConfig
+from experiments.running.files import table
 from pe_jax.training.config import PROTOCOLS
 from tools import results_docs
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.running.manifest import REQUIRED
+from experiments.running.files.manifest import REQUIRED
 from pe_jax.validation import ConfigError
 from tools import speedrun
 

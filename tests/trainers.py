@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.running import training_loop as program
+from experiments.running.training import training_loop as program
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import optimizer as optimizers
 from pe_jax.training import sharding

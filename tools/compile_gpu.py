@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import rich.table
 from absl import flags, logging
 
-from experiments.running import launch
+from experiments.running.command import launch
 from pe_jax import encodings
 from pe_jax.encodings.base import Dims, Encoding, adds_to_input
 from pe_jax.engines.api import attention

@@ -34,9 +34,9 @@ from experiments.measuring import flops
 from experiments.measuring.hlo_trip_counts import Tiles, tiles
 from experiments.measuring.timing import plain
 from experiments.measuring.workloads import SPECS
-from experiments.running import launch
+from experiments.running.command import launch
+from experiments.running.files.provenance import commit, save_json
 from experiments.running.process.errors import one_line_errors
-from experiments.running.provenance import commit, save_json
 from pe_jax.encodings import ENCODINGS
 from pe_jax.models import generate
 from pe_jax.training import sharding, tokenizer

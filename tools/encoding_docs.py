@@ -12,7 +12,7 @@ import textwrap
 import urllib.parse
 
 from experiments.reporting.comparison import scheme_pictures
-from experiments.running.help_text import signature
+from experiments.running.command.help_text import signature
 from pe_jax import ENCODINGS, Encoding
 from pe_jax.encodings.rope_scaling import SCALINGS
 from tools import scheme_facts as facts

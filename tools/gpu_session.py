@@ -31,8 +31,8 @@ import jax
 from absl import flags
 
 from experiments.measuring.timing import reason
-from experiments.running import launch
-from experiments.running.provenance import about, save_json
+from experiments.running.command import launch
+from experiments.running.files.provenance import about, save_json
 from pe_jax.encodings import parse
 from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError

@@ -18,12 +18,13 @@ from experiments.reporting import images_report, plotting, statistics, tasks_rep
 from experiments.reporting.comparison import figures, series_figure
 from experiments.reporting.extension_report import WORDS, Page
 from experiments.reporting.results import Results, Run, Scheme, of_table, told_apart
-from experiments.running import config_files, table
+from experiments.running.command import config_files
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig
 from experiments.running.configs.tasks import TasksConfig
-from experiments.running.manifest import Manifest
+from experiments.running.files import table
+from experiments.running.files.manifest import Manifest
 from pe_jax.training.config import PROTOCOLS
 from pe_jax.training.optimizer import schedule
 from pe_jax.training.paths import local

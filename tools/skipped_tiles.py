@@ -13,7 +13,7 @@ import numpy as np
 from absl import app, flags
 
 from experiments.measuring.timing import interleave
-from experiments.running.trained_run import load
+from experiments.running.training.trained_run import load
 from pe_jax.engines.tiled import skipping
 from pe_jax.training import data, tokenizer
 from pe_jax.training.paths import local

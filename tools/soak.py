@@ -27,8 +27,8 @@ import orbax.checkpoint as ocp
 from absl import app, flags, logging
 
 from experiments.reporting import results
-from experiments.running import launch
-from experiments.running.provenance import commit, save_json
+from experiments.running.command import launch
+from experiments.running.files.provenance import commit, save_json
 from pe_jax.training import manifest
 from pe_jax.training.checkpoint import TEMPORARY, Checkpoints
 from pe_jax.training.paths import local

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reporting.results import Results, Scheme, read
-from experiments.running import config_files
+from experiments.running.command import config_files
 from experiments.running.configs.compare import CompareConfig
+from experiments.running.files.provenance import ROOT, processor, save_json
+from experiments.running.files.run_names import folder
 from experiments.running.process.errors import one_line_errors
-from experiments.running.provenance import ROOT, processor, save_json
-from experiments.running.run_names import folder
 from pe_jax.validation import ConfigError
 
 ENTRIES, PAGE = ROOT / "docs" / "speedrun", ROOT / "docs" / "speedrun.md"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from absl import app, flags
 
-from experiments.running import config_files
+from experiments.running.command import config_files
 from experiments.running.configs.compare import CompareConfig
 from pe_jax.training import data, tokenizer
 from pe_jax.training.corpus import Corpus

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from experiments.running import launch, training_loop
+from experiments.running.command import launch
+from experiments.running.training import training_loop
 from pe_jax.training.config import Config
 
 CONTEXT = multiprocessing.get_context("forkserver")

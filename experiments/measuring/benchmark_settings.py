@@ -10,7 +10,7 @@ from absl import flags
 from experiments.measuring import training_steps
 from experiments.measuring.timing import DENSE, NAIVE, OURS
 from experiments.measuring.workloads import ENGINES, IN_TORCH, MODES, SCHEMES, Sizes, scheme
-from experiments.running import help_text
+from experiments.running.command import help_text
 from pe_jax.config_fields import (
     bool_field,
     check_fields,

@@ -14,9 +14,9 @@ from experiments.measuring.benchmark_settings import Settings
 from experiments.measuring.timing import DENSE, NAIVE, Row, Timings
 from experiments.measuring.workloads import Planned, Program
 from experiments.reporting import benchmark_report, plotting
-from experiments.running import launch
+from experiments.running.command import launch
+from experiments.running.files.provenance import about, save_json
 from experiments.running.process import signals
-from experiments.running.provenance import about, save_json
 
 PACKAGES = ("pe_jax", "jax", "jaxlib", "flax", "numpy", "torch")
 

@@ -17,14 +17,18 @@ from experiments.measuring import flops, model_speed
 from experiments.measuring.hlo_trip_counts import tiles
 from experiments.reporting import results
 from experiments.reporting.comparison import report
-from experiments.running import driver, launch, manifest, rate_search, table, trained_run
+from experiments.running.command import launch
 from experiments.running.configs.compare import CompareConfig
-from experiments.running.devices import run_meshes
+from experiments.running.files import manifest, table
+from experiments.running.files.provenance import environment, save_json
+from experiments.running.files.run_names import folder, short_names
+from experiments.running.process.devices import run_meshes
 from experiments.running.process.errors import one_line_errors
-from experiments.running.provenance import environment, save_json
-from experiments.running.rate_search import RATES, Pair
-from experiments.running.run_names import folder, short_names
-from experiments.running.training_loop import (
+from experiments.running.schedule import driver, rate_search
+from experiments.running.schedule.rate_search import RATES, Pair
+from experiments.running.schedule.work import Run, Runs, Work, Worker
+from experiments.running.training import trained_run
+from experiments.running.training.training_loop import (
     Diverged,
     Source,
     batches,
@@ -35,7 +39,6 @@ from experiments.running.training_loop import (
     train,
     with_vocab,
 )
-from experiments.running.work import Run, Runs, Work, Worker
 from pe_jax.encodings.base import Params
 from pe_jax.training import data, tasks
 from pe_jax.training.checkpoint import check_same

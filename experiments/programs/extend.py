@@ -8,14 +8,14 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from experiments.reporting import extension_report, outputs
-from experiments.running import driver
 from experiments.running.configs.extend import ExtendConfig
-from experiments.running.devices import run_meshes
 from experiments.running.extension.bases import SHARED, Base, check_comparable, read_runs
 from experiments.running.extension.methods import extended, names
 from experiments.running.extension.runs import Methods, longer, target
+from experiments.running.process.devices import run_meshes
 from experiments.running.process.errors import one_line_errors
-from experiments.running.training_loop import Source, batches, open_source
+from experiments.running.schedule import driver
+from experiments.running.training.training_loop import Source, batches, open_source
 from pe_jax.encodings.registry import Spec
 from pe_jax.encodings.rope import RoPE
 from pe_jax.training import data, passkeys, sharding

@@ -14,9 +14,9 @@ from experiments.reporting import images_report, outputs
 from experiments.reporting.images_report import View, names, views
 from experiments.reporting.results import of_table
 from experiments.running.configs.images import IMAGES, ImagesConfig
-from experiments.running.rate_search import Pair
-from experiments.running.trials import Trials, completed
-from experiments.running.work import Runs, Worker
+from experiments.running.schedule.rate_search import Pair
+from experiments.running.schedule.trials import Trials, completed
+from experiments.running.schedule.work import Runs, Worker
 from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT

@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from experiments.reporting import outputs, tasks_report
 from experiments.reporting.results import of_table
 from experiments.running.configs.tasks import TasksConfig
-from experiments.running.rate_search import Pair
-from experiments.running.trials import Trials, completed
-from experiments.running.work import Runs, Worker
+from experiments.running.schedule.rate_search import Pair
+from experiments.running.schedule.trials import Trials, completed
+from experiments.running.schedule.work import Runs, Worker
 from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.step import POSITION_FOLD, Trainer, token_losses

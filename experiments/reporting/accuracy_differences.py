@@ -8,7 +8,7 @@ import numpy as np
 from experiments.reporting import statistics
 from experiments.reporting.results import Scheme
 from experiments.reporting.verdicts import family
-from experiments.running.table import Test
+from experiments.running.files.table import Test
 
 
 class Difference(NamedTuple):

@@ -12,8 +12,8 @@ from experiments.reporting.accuracy_differences import judged
 from experiments.reporting.results import Run, Scheme, told_apart
 from experiments.reporting.verdicts import Verdict, decide
 from experiments.running.configs.extend import ExtendConfig
-from experiments.running.run_names import short_names
-from experiments.running.table import Row, Test
+from experiments.running.files.run_names import short_names
+from experiments.running.files.table import Row, Test
 from pe_jax.training.config import PROTOCOLS
 
 WORDS = {"plain": "no fine-tune", "tuned": "after {} steps"}  # variant of the table → its title

@@ -10,9 +10,9 @@ from experiments.reporting import plotting, statistics
 from experiments.reporting.accuracy_differences import judged, line
 from experiments.reporting.results import Scheme, brief
 from experiments.running.configs.images import IMAGES, ImagesConfig
-from experiments.running.rate_search import pair_words
-from experiments.running.run_names import title
-from experiments.running.table import Row
+from experiments.running.files.run_names import title
+from experiments.running.files.table import Row
+from experiments.running.schedule.rate_search import pair_words
 
 
 class View(NamedTuple):

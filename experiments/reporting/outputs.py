@@ -7,9 +7,10 @@ from typing import Any
 import rich.table
 
 from experiments.reporting import plotting
-from experiments.running import launch, table
-from experiments.running.provenance import command, environments, save_json
-from experiments.running.table import Row
+from experiments.running.command import launch
+from experiments.running.files import table
+from experiments.running.files.provenance import command, environments, save_json
+from experiments.running.files.table import Row
 
 
 def write(

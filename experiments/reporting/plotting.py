@@ -31,7 +31,7 @@ from PIL import Image
 
 from experiments.reporting.results import Cell, Scheme
 from experiments.reporting.scheme_styles import PALETTE, Style, style
-from experiments.running.table import write_csv
+from experiments.running.files.table import write_csv
 
 INK, MUTED, RULE, PAPER = "#1b2330", "#5b6675", "#dfe3e8", "#ffffff"
 SHADES = ("#0b3c5d", "#3a86c8", "#c8553d", "#e0a458")  # of lines that are not schemes

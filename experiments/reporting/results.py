@@ -19,13 +19,14 @@ import numpy as np
 
 from experiments.reporting import statistics
 from experiments.reporting.scheme_styles import Style, styles
-from experiments.running import manifest as manifests
-from experiments.running import rate_search, table
-from experiments.running.manifest import Manifest
-from experiments.running.rate_search import RATES, Pair
-from experiments.running.run_names import rates_name
-from experiments.running.table import Numbers, Row, Test
-from experiments.running.work import FAILED
+from experiments.running.files import manifest as manifests
+from experiments.running.files import table
+from experiments.running.files.manifest import Manifest
+from experiments.running.files.run_names import rates_name
+from experiments.running.files.table import Numbers, Row, Test
+from experiments.running.schedule import rate_search
+from experiments.running.schedule.rate_search import RATES, Pair
+from experiments.running.schedule.work import FAILED
 from pe_jax.training.checkpoint import BINDING, difference
 from pe_jax.training.config import PROTOCOLS
 from pe_jax.validation import ConfigError

@@ -11,8 +11,8 @@ from experiments.reporting import plotting
 from experiments.reporting.accuracy_differences import judged, line
 from experiments.reporting.results import Scheme, brief
 from experiments.running.configs.tasks import MEASURES, TasksConfig
-from experiments.running.run_names import short_names, title
-from experiments.running.table import Row, Test
+from experiments.running.files.run_names import short_names, title
+from experiments.running.files.table import Row, Test
 from pe_jax import position_schemes
 
 FIXED = "a fixed answer"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from experiments.reporting import statistics
 from experiments.reporting.results import Question, Results, Scheme
 from experiments.reporting.statistics import NO_NUMBER, Estimate, Tested
-from experiments.running.table import Test
+from experiments.running.files.table import Test
 from pe_jax.training.config import PROTOCOLS
 
 REFERENCE, UNDECIDED = "reference", "undecided"

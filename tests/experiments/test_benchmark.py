@@ -14,7 +14,7 @@ from experiments.measuring.benchmark_settings import Settings
 from experiments.measuring.timing import Row, Timings
 from experiments.programs import benchmark
 from experiments.reporting import benchmark_report
-from experiments.running import launch
+from experiments.running.command import launch
 from experiments.running.process import signals
 from pe_jax.models.config import ModelConfig
 from tests.command_lines import status

@@ -16,11 +16,11 @@ import pytest
 from experiments.programs import compare
 from experiments.reporting import results
 from experiments.reporting.comparison import report
-from experiments.running import table
-from experiments.running import training_loop as program
 from experiments.running.configs.compare import CompareConfig
-from experiments.running.provenance import environment
-from experiments.running.run_names import folder as folder_of
+from experiments.running.files import table
+from experiments.running.files.provenance import environment
+from experiments.running.files.run_names import folder as folder_of
+from experiments.running.training import training_loop as program
 from pe_jax.training.config import PROTOCOLS, EvalConfig
 from pe_jax.validation import ConfigError
 from tests import tiny

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from experiments.programs import compare
-from experiments.running import driver, manifest, rate_search
-from experiments.running import training_loop as program
+from experiments.running.files import manifest
+from experiments.running.schedule import driver, rate_search
+from experiments.running.training import training_loop as program
 from pe_jax.training import corpus, tasks
 from tests.experiments.tiny_comparison import settings
 from tests.trainers import OPTIMIZER, change

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from experiments.running import driver
-from experiments.running.work import FAILED, Run, Work
+from experiments.running.schedule import driver
+from experiments.running.schedule.work import FAILED, Run, Work
 from pe_jax.validation import ConfigError
 
 

@@ -14,11 +14,12 @@ import pytest
 
 from experiments.programs import extend as program
 from experiments.reporting import extension_report
-from experiments.running import run_names, table, trained_run
-from experiments.running import training_loop as base_program
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import bases, longrope_search, methods, runs
-from experiments.running.provenance import save_json
+from experiments.running.files import run_names, table
+from experiments.running.files.provenance import save_json
+from experiments.running.training import trained_run
+from experiments.running.training import training_loop as base_program
 from pe_jax.encodings import make, parse
 from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.rope_scaling import Linear

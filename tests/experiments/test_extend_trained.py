@@ -13,11 +13,12 @@ from scipy import stats
 
 from experiments.programs import compare, extend
 from experiments.reporting import extension_report
-from experiments.running import manifest, table, trained_run
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import bases
-from experiments.running.training_loop import open_source
+from experiments.running.files import manifest, table
+from experiments.running.training import trained_run
+from experiments.running.training.training_loop import open_source
 from pe_jax.training.config import Config
 from tests.experiments.extensions import TARGET, L, base_config, data, settings
 from tests.trainers import shared_programs  # noqa: F401

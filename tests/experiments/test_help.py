@@ -14,7 +14,7 @@ import pytest
 
 import pe_jax
 from experiments.reporting import plotting
-from experiments.running import help_text, launch
+from experiments.running.command import help_text, launch
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig

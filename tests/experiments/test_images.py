@@ -13,8 +13,8 @@ from scipy import stats
 from experiments.programs import images as program
 from experiments.reporting import images_report, results
 from experiments.reporting.results import Run, Scheme
-from experiments.running import table
 from experiments.running.configs.images import ImagesConfig
+from experiments.running.files import table
 from pe_jax import positions as pos
 from pe_jax.models import vit
 from pe_jax.models.config import ModelConfig

@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from experiments.programs import compare
-from experiments.running import devices, driver
-from experiments.running.process import signals
+from experiments.running.process import devices, signals
+from experiments.running.schedule import driver
 from pe_jax.training import sharding
 from pe_jax.validation import ConfigError
 from tests.experiments.tiny_comparison import settings

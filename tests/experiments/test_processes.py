@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from configs import train
-from experiments.running import training_loop as program
 from experiments.running.process import distributed
 from experiments.running.process.errors import one_line_errors
+from experiments.running.training import training_loop as program
 from pe_jax import config_fields
 from pe_jax.training import sharding
 from pe_jax.training.config import Config, MeshConfig

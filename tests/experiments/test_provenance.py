@@ -6,7 +6,7 @@ import subprocess
 import jax
 import pytest
 
-from experiments.running import provenance
+from experiments.running.files import provenance
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from experiments.running import rate_search
+from experiments.running.schedule import rate_search
 
 GRID = [(rate, multiple) for rate in (0.005, 0.01, 0.02) for multiple in (1.0, 5.0)]
 

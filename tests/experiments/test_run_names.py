@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from experiments.running.run_names import find, short_names
-from experiments.running.run_names import folder as folder_of
+from experiments.running.files.run_names import find, short_names
+from experiments.running.files.run_names import folder as folder_of
 from pe_jax.validation import ConfigError
 
 

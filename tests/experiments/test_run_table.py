@@ -6,8 +6,8 @@ import re
 import rich.console
 from absl import logging
 
-from experiments.running import run_table
-from experiments.running.run_table import RunTable
+from experiments.running.files import run_table
+from experiments.running.files.run_table import RunTable
 from pe_jax.training.metrics import Progress
 
 WARM_UP, STEP, TAIL, STEPS = 10.0, 0.1, 5.0, 100

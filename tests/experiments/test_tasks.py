@@ -12,9 +12,9 @@ from matplotlib.text import Text
 from configs import tasks_published
 from experiments.programs import tasks as program
 from experiments.reporting import accuracy_differences, results, tasks_report
-from experiments.running import table
 from experiments.running.configs.tasks import TasksConfig
-from experiments.running.table import Row
+from experiments.running.files import table
+from experiments.running.files.table import Row
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import tasks
 from pe_jax.training.config import MeshConfig, OptimizerConfig

@@ -17,12 +17,12 @@ from flax import nnx
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from experiments import generate
-from experiments.running import profiler, trained_run
-from experiments.running import training_loop as program
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig
 from experiments.running.configs.tasks import TasksConfig
-from experiments.running.process import signals
+from experiments.running.process import profiler, signals
+from experiments.running.training import trained_run
+from experiments.running.training import training_loop as program
 from pe_jax.training import tokenizer, utilization
 from pe_jax.training.config import Config
 from pe_jax.training.step import Trainer

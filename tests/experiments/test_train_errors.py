@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.running import training_loop as program
+from experiments.running.training import training_loop as program
 from pe_jax.training import tokenizer
 from pe_jax.training.checkpoint import Checkpoints
 from pe_jax.training.step import Trainer

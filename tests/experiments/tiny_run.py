@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from experiments.running import training_loop as program
+from experiments.running.training import training_loop as program
 from pe_jax.training.config import Config, EvalConfig
 from pe_jax.training.step import State
 from tests import tiny

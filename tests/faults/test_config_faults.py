@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from experiments.programs import compare
-from experiments.running import config_files, launch
-from experiments.running import training_loop as program
+from experiments.running.command import config_files, launch
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig
 from experiments.running.configs.tasks import TasksConfig
+from experiments.running.training import training_loop as program
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import paths
 from pe_jax.training.config import Config, EvalConfig, MeshConfig

@@ -14,7 +14,7 @@ import tempfile
 
 import pytest
 
-from experiments.running import launch
+from experiments.running.command import launch
 from experiments.running.process.lock import NAME, Lock
 
 HOLD = "import sys, pathlib, experiments.running.process.lock as lock;"

@@ -12,7 +12,7 @@ import rich.console
 import pe_jax
 from experiments.reporting import plotting, results
 from experiments.reporting.comparison import report, scheme_pictures
-from experiments.running.table import read_csv as table  # noqa: F401
+from experiments.running.files.table import read_csv as table  # noqa: F401
 from pe_jax.encodings import parse
 
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64

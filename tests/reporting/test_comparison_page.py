@@ -10,7 +10,7 @@ import pytest
 
 from experiments.reporting import html_page, results, statistics
 from experiments.reporting.comparison import results_of_papers, speed_ratios
-from experiments.running import table as losses_table
+from experiments.running.files import table as losses_table
 from tests.reporting.comparisons import DRAWN, HOSTILE, TRAIN, Page, build, table
 
 pytestmark = pytest.mark.xdist_group("report")

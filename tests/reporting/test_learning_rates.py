@@ -9,7 +9,7 @@ import pytest
 from experiments.reporting import results
 from experiments.reporting.comparison import learning_rates
 from experiments.reporting.comparison.caveats import summary
-from experiments.running import rate_search
+from experiments.running.schedule import rate_search
 from tests.reporting.comparisons import SEEDS, Page, build, printed, table
 
 pytestmark = pytest.mark.xdist_group("report")

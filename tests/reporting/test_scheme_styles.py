@@ -9,7 +9,7 @@ import pytest
 from experiments.reporting import plotting
 from experiments.reporting.results import Scheme
 from experiments.reporting.scheme_styles import KNOWN, MARKERS, PALETTE, style, styles
-from experiments.running.table import read_csv
+from experiments.running.files.table import read_csv
 from pe_jax import ENCODINGS
 from pe_jax.encodings.rope_scaling import SCALINGS
 from tools import results_docs

@@ -9,7 +9,7 @@ from scipy import stats
 from experiments.reporting import results, statistics
 from experiments.reporting.results import Results, Run, Scheme
 from experiments.reporting.verdicts import UNDECIDED, verdicts
-from experiments.running.manifest import Manifest
+from experiments.running.files.manifest import Manifest
 
 WHERE = "non-overlapping"
 

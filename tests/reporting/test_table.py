@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from experiments.running import table
-from experiments.running.table import Row
+from experiments.running.files import table
+from experiments.running.files.table import Row
 
 ROWS = [
     Row("rope", "", 0, 0.01, 1.0, "sliding", 64, None, 1.5, (1.0, 2.0)),

@@ -16,10 +16,10 @@ from typing import Any
 
 from experiments.reporting import results
 from experiments.reporting.results import Results, Run, Scheme
-from experiments.running import manifest
 from experiments.running.configs.sweep import REFERENCES
-from experiments.running.rate_search import RATES
-from experiments.running.run_names import short_names
+from experiments.running.files import manifest
+from experiments.running.files.run_names import short_names
+from experiments.running.schedule.rate_search import RATES
 from pe_jax.validation import ConfigError
 
 NOTED = ("commit", "device", "versions")

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from experiments.reporting.results import Results, Scheme, rate_loss
-from experiments.running.rate_search import Pair, neighbours, pair_words
+from experiments.running.schedule.rate_search import Pair, neighbours, pair_words
 
 
 @dataclasses.dataclass(frozen=True)

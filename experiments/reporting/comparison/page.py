@@ -28,7 +28,7 @@ from experiments.reporting.results import Question, Results, Scheme
 from experiments.reporting.statistics import number
 from experiments.reporting.verdicts import Verdict
 from experiments.running.configs.compare import CompareConfig
-from experiments.running.rate_search import pair_words
+from experiments.running.schedule.rate_search import pair_words
 from pe_jax.training.checkpoint import flat
 from pe_jax.training.config import PROTOCOLS
 

@@ -19,8 +19,8 @@ from experiments.reporting.comparison import learning_rates, page, speed_ratios
 from experiments.reporting.results import REPORTED, Question, Results
 from experiments.reporting.statistics import number, p_value
 from experiments.reporting.verdicts import Verdict, by_difference, verdicts
-from experiments.running import table
-from experiments.running.provenance import save_json
+from experiments.running.files import table
+from experiments.running.files.provenance import save_json
 
 PAGE = "report.html"
 

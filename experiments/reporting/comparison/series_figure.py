@@ -32,8 +32,8 @@ from experiments.reporting.plotting import (
 from experiments.reporting.results import Results, Scheme, told_apart
 from experiments.reporting.statistics import CLAIM_SEEDS, Estimate, number
 from experiments.reporting.verdicts import paired_difference
-from experiments.running.rate_search import RATES
-from experiments.running.run_names import short_names
+from experiments.running.files.run_names import short_names
+from experiments.running.schedule.rate_search import RATES
 from pe_jax.validation import ConfigError
 
 FREE = {*results.FREE, "steps", "optimizer.warmup", *(f"optimizer.{name}" for name in RATES)}

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Container
 from typing import Any, Self
 
-from experiments.running.run_names import find, short_names
+from experiments.running.files.run_names import find, short_names
 from pe_jax.config_fields import (
     check_fields,
     choice_field,

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.running import manifest as manifests
-from experiments.running import trained_run
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension.methods import names
-from experiments.running.rate_search import RATES
+from experiments.running.files import manifest as manifests
+from experiments.running.schedule.rate_search import RATES
+from experiments.running.training import trained_run
 from pe_jax.encodings import Encoding
 from pe_jax.encodings.rope import RoPE
 from pe_jax.training import manifest

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.running.configs.extend import ExtendConfig
-from experiments.running.run_names import short_names
+from experiments.running.files.run_names import short_names
 from pe_jax.encodings import Encoding, Sum
 from pe_jax.encodings.base import Dims, abstract_terms, adds_to_input
 from pe_jax.encodings.lerope import LeRoPE

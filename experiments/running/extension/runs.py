@@ -11,14 +11,21 @@ import jax.numpy as jnp
 from absl import logging
 from jax.sharding import Mesh
 
-from experiments.running import trained_run
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import longrope_search
 from experiments.running.extension.bases import Base
 from experiments.running.extension.methods import drops_rope, names
-from experiments.running.run_names import folder
-from experiments.running.training_loop import Diverged, Source, batches, evaluate, prepare, train
-from experiments.running.work import Run, Runs, Work, Worker
+from experiments.running.files.run_names import folder
+from experiments.running.schedule.work import Run, Runs, Work, Worker
+from experiments.running.training import trained_run
+from experiments.running.training.training_loop import (
+    Diverged,
+    Source,
+    batches,
+    evaluate,
+    prepare,
+    train,
+)
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.training.config import Config

@@ -12,9 +12,9 @@ from typing import Any
 
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.sweep import REFERENCES
-from experiments.running.provenance import command, environment, versions
-from experiments.running.rate_search import Pair
-from experiments.running.run_names import folder, short_names
+from experiments.running.files.provenance import command, environment, versions
+from experiments.running.files.run_names import folder, short_names
+from experiments.running.schedule.rate_search import Pair
 from pe_jax.training.config import from_json
 from pe_jax.validation import ConfigError
 

@@ -20,12 +20,12 @@ from typing import Any
 from absl import logging
 from jax.sharding import Mesh
 
+from experiments.running.files.provenance import environment, save_json
+from experiments.running.files.run_table import RunTable
 from experiments.running.process import signals
 from experiments.running.process.errors import one_line_errors
 from experiments.running.process.lock import Lock
-from experiments.running.provenance import environment, save_json
-from experiments.running.run_table import RunTable
-from experiments.running.work import FAILED, Run, Work, Worker
+from experiments.running.schedule.work import FAILED, Run, Work, Worker
 from pe_jax.validation import ConfigError
 
 

@@ -17,12 +17,12 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
+from experiments.running.files.provenance import save_json
 from experiments.running.process import distributed, signals
 from experiments.running.process.errors import one_line_errors
 from experiments.running.process.lock import Lock
-from experiments.running.profiler import Profiler
-from experiments.running.provenance import save_json
-from experiments.running.work import Worker
+from experiments.running.process.profiler import Profiler
+from experiments.running.schedule.work import Worker
 from pe_jax import position_schemes
 from pe_jax.training import data, metrics, paths, sharding, tasks, tokenizer, utilization
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same

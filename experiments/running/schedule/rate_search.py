@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import jax
 
 from experiments.running.configs.sweep import TrainingSweep
-from experiments.running.work import Runs
+from experiments.running.schedule.work import Runs
 
 RATES = ("learning_rate", "encoding_rate")  # fields of the optimizer
 Pair = tuple[float, float]  # a learning rate, and the multiple of it for parameters of encodings

@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.running import driver, rate_search
 from experiments.running.configs.sweep import TrialsConfig
-from experiments.running.devices import run_meshes
+from experiments.running.files.run_names import folder, rates_name
+from experiments.running.process.devices import run_meshes
 from experiments.running.process.errors import one_line_errors
-from experiments.running.rate_search import RATES, Pair
-from experiments.running.run_names import folder, rates_name
-from experiments.running.training_loop import InFlight
-from experiments.running.work import Run, Runs, Work, Worker
+from experiments.running.schedule import driver, rate_search
+from experiments.running.schedule.rate_search import RATES, Pair
+from experiments.running.schedule.work import Run, Runs, Work, Worker
+from experiments.running.training.training_loop import InFlight
 from pe_jax.training import sharding
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.metrics import Progress

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import rich.console
 from absl import app, flags, logging
 
-from experiments.running import config_files, help_text
+from experiments.running.command import config_files, help_text
 from experiments.running.configs.sweep import REFERENCES
 from experiments.running.process import distributed, signals
 from experiments.running.process.errors import one_line_errors
@@ -28,7 +28,7 @@ from pe_jax.training.config import Config
 from pe_jax.validation import ConfigError, nearest
 
 VERBOSE_LIBRARIES = ("jax", "orbax", "grain", "fsspec", "gcsfs")
-COMPILED_PROGRAMS = Path(__file__).parents[2] / ".jax_cache"
+COMPILED_PROGRAMS = Path(__file__).parents[3] / ".jax_cache"
 DAMAGED_PROGRAM = r"Error reading persistent compilation cache entry for '(\w+)'"
 ADVICE = "write --config.FIELD=VALUE; --list=fields has them"
 

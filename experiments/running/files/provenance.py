@@ -18,7 +18,7 @@ import jax
 
 from pe_jax.training.paths import is_bucket
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GIT_FOLDERS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # set in hooks, of any repository
 CODE = ("pe_jax", "experiments", "pyproject.toml", "requirements.txt")  # what results depend on
 

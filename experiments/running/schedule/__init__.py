@@ -1,0 +1,1 @@
+"""Which runs there are, in which order, and what became of them."""
