@@ -189,7 +189,7 @@ def test_a_decode_step_is_exported():
         assert_close(jax.export.deserialize(saved).call(held, more)[0], step(held, more)[0], 1e-6)
 
 
-@pytest.mark.parametrize("scheme, name", [("fox", "states"), ("deberta(buckets=None", "far")])
+@pytest.mark.parametrize("scheme, name", [("fox", "states"), ("deberta(buckets=None", "beyond")])
 def test_sums_and_tables_of_a_cache_stay_float32(scheme, name):
     """A policy of half precision over all of its arrays put FoX's outputs off by 0.9."""
     case = next(c for c in CAUSAL if c.name.startswith(scheme))

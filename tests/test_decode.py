@@ -115,8 +115,8 @@ def test_a_cache_holds_what_the_terms_need(case):
     twice = any(name in str(case) for name in ("pope", "rerope", "self_extend"))
     assert empty.k.shape == (B, K, S, (1 + twice) * E)
     assert (empty.k_raw is not None) == (queries and any(r.k for r in rotations))
-    assert (empty.far is not None) == (queries and n < S)
-    assert empty.far is None or empty.far.shape == (B, H, S)
+    assert (empty.beyond is not None) == (queries and n < S)
+    assert empty.beyond is None or empty.beyond.shape == (B, H, S)
     for term, state, table in zip(terms(case, Term), empty.states, empty.tables, strict=True):
         if isinstance(term, TokenBias | PathProduct | ChannelDecay):
             assert state.shape == (B, H, S, term.state.width) and state.dtype == jnp.float32

@@ -183,7 +183,7 @@ def test_rings_tiles_that_are_no_squares_and_sums_have_no_near_stages(spec):
     ],
 )
 def test_each_term_of_distances_is_evaluated_along_diagonals(spec, along):
-    terms, found = tuple(kinds.inside(terms_of(spec))), []
+    terms, found = tuple(kinds.in_engine(terms_of(spec))), []
 
     def note(plan, terms):
         operands = with_tables(plan, Operands(None, None, None, None, terms))

@@ -45,8 +45,8 @@ def _by_key_head(x: jax.Array, k: jax.Array) -> jax.Array:
 
 
 PAIRS = (  # what any engine of blocks does with a term
-    *(kinds.Outside, kinds.ScoreTerm, kinds.ProductTerm, kinds.RelativeValues, kinds.RowRescore),
-    *(kinds.Mask, kinds.TracedScalars),
+    *(kinds.AroundEngine, kinds.ScoreTerm, kinds.ProductTerm, kinds.RelativeValues),
+    *(kinds.RowRescore, kinds.Mask, kinds.TracedScalars),
 )
 
 

@@ -133,7 +133,7 @@ def _is_small(call: Call) -> bool:
     if any(map(jax.export.is_symbolic_dim, (batch, queries, keys))):
         return True  # tiles need known sizes: programs exported for any size are dense
     vectors = kinds.select(call.terms, kinds.DistanceVectors)
-    added = any(not isinstance(term, kinds.Mask) for term in kinds.inside(call.terms))
+    added = any(not isinstance(term, kinds.Mask) for term in kinds.in_engine(call.terms))
     tokens, scores = FEW
     if jax.default_backend() in KERNELS:
         tokens, scores = FEW_OF_KERNELS

@@ -115,7 +115,7 @@ def states(
     of_queries = [None if t.state is None else state(t, 0) for t in terms]
     of_keys = []
     for term, values in zip(terms, of_queries, strict=True):
-        reads = term.key_width or isinstance(term, kinds.Outside)
+        reads = term.key_width or isinstance(term, kinds.AroundEngine)
         if term.state is not None and term.state.of != "x" and reads:
             values = state(term, 1)
         of_keys.append(values if reads else None)
@@ -175,9 +175,9 @@ def finish(
     if valid is not None and any(concrete(side.positions) is None for side in sides):
         rows: Any = False  # known positions were refused before; padding does not count
         for side in sides:
-            far = (side.positions >= valid).reshape(*side.positions.shape[:2], -1).any(-1)
-            far = far if side.segments is None else far & (side.segments >= 0)
-            rows |= far.any(-1)[:, None, None, None]
+            beyond = (side.positions >= valid).reshape(*side.positions.shape[:2], -1).any(-1)
+            beyond = beyond if side.segments is None else beyond & (side.segments >= 0)
+            rows |= beyond.any(-1)[:, None, None, None]
         out, lse = jax.tree.map(lambda x: jnp.where(rows, jnp.nan, x), (out, lse))
     out = jnp.swapaxes(out, 1, 2).reshape(*like.shape[:-1], -1).astype(like.dtype)
     out = rotate(call.terms, "out", out, positions, call.q.states, lengths)

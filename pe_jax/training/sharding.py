@@ -197,7 +197,7 @@ def cache_shardings(cache: Any, mesh: Mesh) -> Any:
     """The shardings of decoding caches: rows as in a batch, heads as in the parameters."""
     rows = PartitionSpec(MESH_AXES["batch"])
     axes = {"positions": rows, "segments": rows}
-    for name in ("k", "v", "k_raw", "far", "states"):
+    for name in ("k", "v", "k_raw", "beyond", "states"):
         axes[name] = PartitionSpec(MESH_AXES["batch"], MESH_AXES["heads"])
 
     def sharding(path, _):

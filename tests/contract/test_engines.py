@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from pe_jax.encodings.base import Dims
-from pe_jax.encodings.terms import Outside, RelativeValues, select
+from pe_jax.encodings.terms import AroundEngine, RelativeValues, select
 from pe_jax.positions import per_segment
 from tests import util
 from tests.contract.laws import ENGINES, EXEMPT, FIRST, OF_KINDS, ONE_AXIS, each
@@ -19,7 +19,7 @@ from tests.util import DIMS, B, E, H, K, T, assert_close, contiguous
 
 def inside(term) -> bool:
     """Whether tiles read it: most rotations are outside of the engine."""
-    return not isinstance(term, Outside) or getattr(term, "views", None) is not None
+    return not isinstance(term, AroundEngine) or getattr(term, "views", None) is not None
 
 
 INSIDE = {c for c in OF_KINDS if any(map(inside, util.terms(c.encoding)))}

@@ -53,7 +53,7 @@ from pe_jax.encodings.terms.scores import (
 from pe_jax.encodings.terms.softmax import Mask as Mask, Sink as Sink, Unnormalized as Unnormalized
 from pe_jax.encodings.terms.term import (
     OfSomeHeads as OfSomeHeads,
-    Outside as Outside,
+    AroundEngine as AroundEngine,
     ProductTerm as ProductTerm,
     ResultTerm as ResultTerm,
     Rotates as Rotates,
@@ -72,7 +72,7 @@ from pe_jax.encodings.terms.term import (
 )
 from pe_jax.encodings.terms.tuples import (
     check as check,
-    inside as inside,
+    in_engine as in_engine,
     is_absolute as is_absolute,
     logit_cap as logit_cap,
     reads_input as reads_input,

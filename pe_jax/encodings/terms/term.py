@@ -250,7 +250,7 @@ class RowTerm(Term):
         raise NotImplementedError
 
 
-class Outside(Term):
+class AroundEngine(Term):
     """Acts before or after an engine, which needs nothing of it."""
 
     @property
@@ -258,7 +258,7 @@ class Outside(Term):
         return 0
 
 
-class Rotates(Outside):
+class Rotates(AroundEngine):
     """Maps vectors by their positions.
 
     Its fields `q`, `k`, `v` and `out`, as far as it has them, are functions of those of one side:
@@ -280,7 +280,7 @@ class Rotates(Outside):
         return function(self.arrays, x, positions, *more)
 
 
-class ResultTerm(Outside):
+class ResultTerm(AroundEngine):
     """Changes the output by the sum of each row."""
 
     def rescale(self, out: jax.Array, lse: jax.Array, state: Any) -> tuple[jax.Array, jax.Array]:

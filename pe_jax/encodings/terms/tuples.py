@@ -8,7 +8,7 @@ from typing import Any
 
 from pe_jax.encodings.terms.scores import PairBias
 from pe_jax.encodings.terms.softmax import Sink, Unnormalized
-from pe_jax.encodings.terms.term import Outside, ProductTerm, ResultTerm, RowTerm, select
+from pe_jax.encodings.terms.term import AroundEngine, ProductTerm, ResultTerm, RowTerm, select
 from pe_jax.encodings.terms.vectors import Rotation, Scale, TracedScalars, Views
 
 
@@ -17,9 +17,9 @@ def reads_lse(terms: tuple) -> bool:
     return bool(select(terms, ResultTerm))
 
 
-def inside(terms: tuple) -> list:
+def in_engine(terms: tuple) -> list:
     """The terms that engines evaluate."""
-    return [term for term in terms if not isinstance(term, Outside)]
+    return [term for term in terms if not isinstance(term, AroundEngine)]
 
 
 def sums_rows(terms: tuple) -> bool:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.terms.term import (
-    Outside,
+    AroundEngine,
     Rotates,
     Side,
     State,
@@ -26,7 +26,7 @@ from pe_jax.numerics.arrays import align
 
 
 @kind
-class Input(Outside):
+class Input(AroundEngine):
     """Adds `fn(arrays, positions, width)` [*B, T, D] to the input of the first layer, D = width."""
 
     fn: Callable = static()
@@ -34,7 +34,7 @@ class Input(Outside):
 
 
 @kind
-class QueryBias(Outside):
+class QueryBias(AroundEngine):
     """Adds u [H, E] to every query, before any rotation."""
 
     u: jax.Array
@@ -185,7 +185,7 @@ class ValueRotation(Rotates):
 
 
 @kind
-class Scale(Outside):
+class Scale(AroundEngine):
     """The factor of q·k and the scaled kinds, instead of 1/sqrt(E); at most one."""
 
     value: float = static()

@@ -68,8 +68,8 @@ def empty(
     reads whole rows of scores (CoPE), or has tables of distances and there are sinks.
 
     * k_raw [B, K, S, E], keys before rotations: if keys are rotated and meet relative queries;
-    * far [B, H, S] float32, each key's relative-query term past the horizon: if there are relative
-      queries and their horizon ends within the capacity;
+    * beyond [B, H, S] float32, each key's relative-query term beyond the horizon: if there are
+      relative queries and their horizon ends within the capacity;
     * states, for each term [B, H, S, C] float32 if it reads the states of keys, [B, H, 1, C] if its
       state is a running sum that goes on, else None;
     * tables, for each term [H or 1, n, …] float32 if it depends on the distance: its values for the
@@ -106,7 +106,7 @@ def empty(
     shape = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
     relative = kinds.select(terms, kinds.RelativeQueries)
     rotated = any(t.k is not None for t in kinds.select(terms, kinds.Rotation))
-    far = relative and one_token.distances(terms, capacity) < capacity
+    beyond = relative and one_token.distances(terms, capacity) < capacity
 
     tables = None
     if params is not None:  # positions of several axes are never contiguous: they have no tables
@@ -133,7 +133,7 @@ def empty(
         k=zeros(dims.kv_heads, _key_width(terms, shape, dims)),
         v=zeros(dims.kv_heads, dims.head_dim),
         k_raw=zeros(dims.kv_heads, dims.head_dim) if relative and rotated else None,
-        far=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if far else None,
+        beyond=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if beyond else None,
         states=tuple(map(state, terms)),
         tables=tables,
         positions=jnp.zeros(shape, jnp.int32),
@@ -256,16 +256,16 @@ def extend(
     new_q, new_k, new_v = pipeline.rotated(terms, q, k, v, [positions] * 2, [states] * 2)
     single = single and indices is None and mask is None and layer.chunk is None
     single = single and not any(term.whole_rows for term in terms)
-    missing = cache.tables is None and (single or cache.far is not None)
+    missing = cache.tables is None and (single or cache.beyond is not None)
     tables: Any = one_token.tables(own, cache.capacity) if missing else cache.tables
-    far = None
-    if cache.far is not None:
-        far = one_token.far(own, tables, new_k.raw, dims.heads)
+    beyond = None
+    if cache.beyond is not None:
+        beyond = one_token.beyond(own, tables, new_k.raw, dims.heads)
     kept = tuple(  # what is read of keys, or the last value of a running sum
         old if old is None else x[..., -term.key_width :] if term.key_width else x[:, :, -1:]
         for term, x, old in zip(own, new_q.states, cache.states, strict=False)
     )
-    new = Rows(new_k.x, new_v, new_k.raw, far, kept, positions)
+    new = Rows(new_k.x, new_v, new_k.raw, beyond, kept, positions)
     before, cache = cache, append(cache, new)
 
     rows, index = in_sight(before, cache, new)
@@ -282,7 +282,7 @@ def extend(
     call = Call(spec, terms, new_q._replace(tokens=of_new), k_side, values, **pairs)
     engine: Any = implementation
     if single:
-        held = {"far": cache.far, "tables": (*tables, *none), "at": start}
+        held = {"beyond": cache.beyond, "tables": (*tables, *none), "at": start}
         engine = functools.partial(one_token.attend, ring=cache.ring is not None, **held)
     run = dispatch.engine(engine, CONTIGUOUS, call, name)
     valid = encoding.valid_length()
@@ -290,7 +290,7 @@ def extend(
     return out, cache
 
 
-KEPT = ("k", "k_raw", "far", "states", "positions")  # what depends on the encoding
+KEPT = ("k", "k_raw", "beyond", "states", "positions")  # what depends on the encoding
 
 
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
@@ -304,7 +304,7 @@ def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
             actual = jax.tree.map(jnp.shape, getattr(cache, name))
             needs = f"{encoding_checks.title(encoding)} needs {expected}"
             require(actual == expected, f"cache.{name}", actual, f"{needs}; {fix}")
-    for name in ("states", "far"):  # as a policy of half precision over all arrays casts them
+    for name in ("states", "beyond"):  # as a policy of half precision over all arrays casts them
         for x in jax.tree.leaves(getattr(cache, name)):
             if x.dtype != jnp.float32:
                 fix = "running sums and tables are float32; cast k and v alone"

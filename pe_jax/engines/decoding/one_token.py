@@ -2,11 +2,11 @@
 
 Row j is at distance t - j from the token at row t, so what depends on the distance alone lies along
 the rows in order. Each such term is evaluated for the n distances that differ (`tables`): up to the
-widest horizon, or as many as there are rows. Past the horizon
+widest horizon, or as many as there are rows. Beyond the horizon
 
 * biases and q·relative_keys are one constant per head;
-* k·relative_queries is one scalar per key and head, known when the key is written (`far`);
-* relative values are one vector, for the sum of the far weights.
+* k·relative_queries is one scalar per key and head, known when the key is written (`beyond`);
+* relative values are one vector, for the sum of the weights beyond it.
 
 Every other term of scores is evaluated by its own formula, for one row of pairs.
 B batch, S rows, K key heads, H query heads, E and F widths of keys and values.
@@ -30,7 +30,7 @@ class View(NamedTuple):
 
     k: Side
     v: jax.Array
-    far: jax.Array | None
+    beyond: jax.Array | None
     indices: jax.Array  # of the token in each row: int32 [S]
     at: jax.Array  # the row of the new token: int32 []
     n: int  # how many distances differ
@@ -74,8 +74,8 @@ def tables(terms: tuple, rows: int) -> tuple[Any, ...]:
     return tuple(t.at(away) if isinstance(t, DistanceTerm) else None for t in terms)
 
 
-def far(terms: tuple, held: Any, k_raw: jax.Array, heads: int) -> jax.Array:
-    """k·relative_queries past the horizon: float32 [B, H, T] for k_raw [B, K, T, E]."""
+def beyond(terms: tuple, held: Any, k_raw: jax.Array, heads: int) -> jax.Array:
+    """k·relative_queries beyond the horizon: float32 [B, H, T] for k_raw [B, K, T, E]."""
     raw, products = k_raw.astype(jnp.float32), []
     for term, table in zip(terms, held, strict=True):
         if isinstance(term, RelativeQueries):
@@ -92,17 +92,18 @@ def attend(
     q: Side,
     k: Side,
     v: jax.Array,
-    far: Any,
+    beyond: Any,
     tables: Any,
     at: Any,
     ring: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """As `reference.attend`, for token number `at`, which sees itself and those before it.
 
-    `far` [B, H, S] is what `far` gave for each key, or None, and `tables` what `tables` gives for S
-    rows. Token j lies in row j, or in a `ring` as the indices of the keys say.
+    `beyond` [B, H, S] is what the function of that name gave for each key, or None, and `tables`
+    what `tables` gives for S rows. Token j lies in row j, or in a `ring` as the indices of the keys
+    say.
     """
-    view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at, ring)
+    view = _view(spec, distances(terms, k.x.shape[2]), k, v, beyond, at, ring)
     q = q._replace(tokens=Tokens(at[None, None], at[None, None]))
     return reference.attend(spec, terms, q, view.k, view.v, lines=_lines(terms, tables, view))
 
@@ -115,12 +116,12 @@ class RowLine(NamedTuple):
     Attributes:
       values: [H or 1, n, …], the greatest distance first.
       view: the rows.
-      far: what relative queries add past the horizon, [B, H, S]; or None.
+      beyond: what relative queries add beyond the horizon, [B, H, S]; or None.
     """
 
     values: jax.Array
     view: "View"
-    far: Any
+    beyond: Any
 
     def spread(self, rows: int, columns: int) -> jax.Array:
         """Biases of the row: [1, H or 1, 1, S]."""
@@ -139,10 +140,10 @@ class RowLine(NamedTuple):
         near = self.view.by_distance(k).astype(jnp.float32)[:, :, None] * values
         # A product with ones takes a fifth of the time of a sum over the last axis (CPU).
         near = (near @ jnp.ones(k.shape[-1], jnp.float32)).reshape(len(k), heads, -1)
-        if self.far is not None:
-            near -= self.view.by_distance(self.far)
+        if self.beyond is not None:
+            near -= self.view.by_distance(self.beyond)
         near = self.view.by_row(near, jnp.zeros_like(near[..., :1]))
-        return (near if self.far is None else near + self.far)[:, :, None]
+        return (near if self.beyond is None else near + self.beyond)[:, :, None]
 
     def average(self, weights: jax.Array) -> jax.Array:
         """Weights [B, H, 1, S] times the vectors of the row: [B, H, 1, F]."""
@@ -153,19 +154,19 @@ class RowLine(NamedTuple):
 
 
 def _lines(terms: tuple, held: Any, view: "View") -> tuple:
-    """For each term its values along the row, or None; the first relative queries have `far`."""
-    lines, far = [], view.far
+    """For each term its values along the row, or None; the first relative queries have `beyond`."""
+    lines, beyond = [], view.beyond
     for term, table in zip(terms, held, strict=True):
         relative = isinstance(term, RelativeQueries)
-        line = RowLine(table, view, far if relative else None)
+        line = RowLine(table, view, beyond if relative else None)
         lines.append(None if table is None else line)
-        if relative and far is not None:  # the sum over all such terms, added once
-            far = jnp.zeros_like(far)
+        if relative and beyond is not None:  # the sum over all such terms, added once
+            beyond = jnp.zeros_like(beyond)
     return tuple(lines)
 
 
 def _view(
-    spec: AttentionSpec, n: int, k: Side, v: jax.Array, far: Any, at: jax.Array, ring: bool
+    spec: AttentionSpec, n: int, k: Side, v: jax.Array, beyond: Any, at: jax.Array, ring: bool
 ) -> View:
     """The rows that the new token may see, where n distances differ.
 
@@ -176,8 +177,8 @@ def _view(
         index = k.tokens.index[0]
         k = k._replace(tokens=Tokens(index[None], index[None]))
         newest = jnp.argmax(index == at).astype(jnp.int32)
-        return View(k, v, far, index, newest, n, ring)
-    count, sinks, rows = v.shape[2], spec.sinks, (k.x, k.raw, k.states, v, far)
+        return View(k, v, beyond, index, newest, n, ring)
+    count, sinks, rows = v.shape[2], spec.sinks, (k.x, k.raw, k.states, v, beyond)
     size = count if spec.window is None else max(spec.window, n)
     index = jnp.arange(count, dtype=jnp.int32)
     if sinks + size < count:
@@ -191,5 +192,5 @@ def _view(
             return jnp.concatenate([x[:, :, :sinks], near], axis=2) if sinks else near
 
         rows = jax.tree.map(cut, rows)
-    x, raw, states, v, far = rows
-    return View(Side(x, raw, states, Tokens(index[None], index[None])), v, far, index, at, n)
+    x, raw, states, v, beyond = rows
+    return View(Side(x, raw, states, Tokens(index[None], index[None])), v, beyond, index, at, n)

@@ -33,7 +33,7 @@ class Cache:
     k: jax.Array
     v: jax.Array
     k_raw: jax.Array | None
-    far: jax.Array | None
+    beyond: jax.Array | None
     states: tuple[Any, ...]
     tables: Any
     positions: jax.Array
@@ -69,7 +69,7 @@ class Rows(NamedTuple):
     k: Any
     v: Any
     k_raw: Any
-    far: Any
+    beyond: Any
     states: tuple[Any, ...]
     positions: Any
 
@@ -249,7 +249,7 @@ def require_cache(cache: Any) -> None:
 
 def kept(cache: Cache) -> Rows:
     """The arrays of all tokens of a cache."""
-    return Rows(cache.k, cache.v, cache.k_raw, cache.far, cache.states, cache.positions)
+    return Rows(cache.k, cache.v, cache.k_raw, cache.beyond, cache.states, cache.positions)
 
 
 def in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:

@@ -41,7 +41,7 @@ def unsupported(
 
     Subclasses of a kind may mean something else: they are refused.
     """
-    inside = map(type, kinds.inside(terms))
+    inside = map(type, kinds.in_engine(terms))
     missing = [kind.__name__ for kind in inside if kind not in KINDS]
     if missing:
         return f"it has no {' or '.join(dict.fromkeys(missing))}"

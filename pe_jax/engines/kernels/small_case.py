@@ -50,7 +50,7 @@ def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: 
     counts = [min(queries, length), min(keys, length)]
     if queries != keys and min(queries, keys) > length:
         counts[keys > queries] += APART
-    read = [not isinstance(t, kinds.Outside) or isinstance(t, kinds.Scale) for t in terms]
+    read = [not isinstance(t, kinds.AroundEngine) or isinstance(t, kinds.Scale) for t in terms]
 
     def fewer(x: Any, heads: int, tokens: int) -> Any:
         if x is None:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from pe_jax.encodings.terms import Outside, Side, Tokens
+from pe_jax.encodings.terms import AroundEngine, Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import first_order
 from pe_jax.engines.sharded.heads import HeadsOfDevice
@@ -99,7 +99,7 @@ class Ring(NamedTuple):
         if axis is None:
             return terms
         share = HeadsOfDevice(axis)  # terms outside the engine have no arrays here
-        return tuple(t if isinstance(t, Outside) else t.for_heads(share) for t in terms)
+        return tuple(t if isinstance(t, AroundEngine) else t.for_heads(share) for t in terms)
 
     def on_devices(self, f, axes: tuple, args: tuple, out_axes: Any) -> Any:
         """f(*args) on each device, which has its part by `axes` (`HEADS`: terms, which are whole).

@@ -127,7 +127,7 @@ def make_plan(
       segments: whether tokens have segments.
       on_ring: whether these tokens are a device's part, with distances known only at run time.
     """
-    inside = kinds.inside(terms)
+    inside = kinds.in_engine(terms)
     by_head = not on_ring and all(has_table(spec, term) or term.by_head for term in inside)
     slow = any(term.slow_on_diagonal for term in kinds.select(terms, kinds.ProductTerm))
     grid, groups = arrange(queries, keys, sizes, devices, by_head, _reach(terms), slow)
@@ -196,7 +196,7 @@ def lay_out(
         None,
         tuple(
             jax.tree.map(lambda _: None, term)  # no tile reads its arrays
-            if isinstance(term, kinds.Outside | kinds.Mask)
+            if isinstance(term, kinds.AroundEngine | kinds.Mask)
             else term.without_state_arrays()
             for term in terms
         ),

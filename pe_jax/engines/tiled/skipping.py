@@ -28,7 +28,7 @@ NEGLIGIBLE = -30.0  # a key whose score is so far below another's has a weight b
 
 def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
     """Whether negligible tiles can be found: not where a term may hide a query's own key."""
-    inside = kinds.inside(terms)
+    inside = kinds.in_engine(terms)
     decay = bool(inside) and all(isinstance(t, kinds.ScoreTerm) and t.decays for t in inside)
     placed = spec.contiguous or not kinds.select(terms, kinds.ByDistance)
     plain = kinds.views(terms) is None and spec.logit_cap is None
@@ -40,7 +40,7 @@ def can_stop(spec: AttentionSpec, terms: tuple) -> bool:
 
     Far keys are compared with the scores of visible pairs, so terms may hide some pairs.
     """
-    inside = [term for term in kinds.inside(terms) if not isinstance(term, kinds.Mask)]
+    inside = [term for term in kinds.in_engine(terms) if not isinstance(term, kinds.Mask)]
     decay = bool(inside) and all(isinstance(t, kinds.RowTerm) and t.decays for t in inside)
     return decay and kinds.views(terms) is None and spec.logit_cap is None
 
