@@ -1,0 +1,1 @@
+"""Released checkpoints: `files` reads one, whatever its format."""
