@@ -27,8 +27,9 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     (("pe_jax.engines",), ()),
     (("pe_jax.models",), ("flax",)),
     (
-        ("pe_jax.training",),
+        ("pe_jax.training", "pe_jax.released"),
         ("optax", "orbax", "grain", "tensorflow_datasets", "tokenizers", "tensorboardX")
+        + ("gguf", "safetensors")
         + ("absl", "humanize", "sklearn", "etils", "fsspec"),
     ),
     (

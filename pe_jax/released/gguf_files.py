@@ -55,7 +55,9 @@ class Cursor:
     def take(self, count: int) -> np.ndarray:
         """The next `count` bytes."""
         if count > len(self.data) - self.at:
-            refuse(self.path, f"cut off: it ends at byte {len(self.data):,}, in its header", DAMAGED)
+            refuse(
+                self.path, f"cut off: it ends at byte {len(self.data):,}, in its header", DAMAGED
+            )
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -95,7 +97,7 @@ class Cursor:
         """An array of strings: a vocabulary has hundreds of thousands."""
         self.take(8 * count)  # at least their lengths must fit
         self.at -= 8 * count
-        view, at, strings = memoryview(self.data), self.at, []
+        view, at, strings = self.data.data, self.at, []
         for _ in range(count):
             if at + 8 > len(view):
                 break

@@ -5,7 +5,6 @@ A GGUF file has tokens with their types, merges or scores, and the name of a pre
 union has the highest is merged first, so they are merges in another form.
 """
 
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,7 @@ def from_gguf(keys: Mapping[str, Any], beside: Path) -> tuple[Any, dict[str, Any
       ConfigError: a kind or a pre-tokenizer that is not known; lists that do not fit each other.
     """
     own = {k.removeprefix("tokenizer.ggml."): v for k, v in keys.items() if "tokenizer.ggml" in k}
-    tokens = own.get("tokens")
+    tokens: Any = own.get("tokens")
     ok = isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
     require(ok and bool(tokens), "tokenizer.ggml.tokens", tokens, f"the file has none; {BESIDE}")
     for name in ("scores", "token_type"):
@@ -109,15 +108,13 @@ def from_gguf(keys: Mapping[str, Any], beside: Path) -> tuple[Any, dict[str, Any
 def _byte_level(own: Mapping[str, Any]) -> Any:
     """BPE of bytes that are spelled as characters, as GPT-2's."""
     tokenizers = _package("tokenizer.ggml.model=gpt2")
-    decoders, models, normalizers, pre = (
-        getattr(tokenizers, name) for name in ("decoders", "models", "normalizers", "pre_tokenizers")
-    )
+    pre = tokenizers.pre_tokenizers
     split, *options = SPLITS[own["pre"]]
     vocab = {token: index for index, token in enumerate(own["tokens"])}
     merges = [tuple(merge.split(" ")) for merge in own.get("merges", ())]
     bad = next((merge for merge in merges if len(merge) != 2 or "".join(merge) not in vocab), None)
     require(bad is None and bool(merges), "tokenizer.ggml.merges", bad, "pairs of tokens")
-    model = models.BPE(vocab=vocab, merges=merges, ignore_merges=WHOLE in options)
+    model = tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=WHOLE in options)
     tokenizer = tokenizers.Tokenizer(model)
     spell = pre.ByteLevel(add_prefix_space=False, use_regex=split in ("gpt2", "digits", "falcon"))
     if split == "falcon":
@@ -129,9 +126,9 @@ def _byte_level(own: Mapping[str, Any]) -> Any:
         whole = split == "gpt2"
         parts = [spell] if whole else [pre.Split(tokenizers.Regex(split), "isolated"), spell]
     tokenizer.pre_tokenizer = pre.Sequence(parts)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     if NFC in options:
-        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.normalizer = tokenizers.normalizers.NFC()
     return _finish(tokenizer, own, vocab, own.get("add_bos_token", BOS in options))
 
 
@@ -195,14 +192,11 @@ def _finish(tokenizer: Any, own: Mapping[str, Any], vocab: dict[str, int], begin
         ]
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
     ends = {"bos": begin, "eos": own.get("add_eos_token", False)}
-    ids = {name: own.get(f"{name}_token_id") for name, wanted in ends.items() if wanted}
-    named = [(own["tokens"][index], index) for index in ids.values() if index is not None]
-    if named:
-        first, last = (
-            [own["tokens"][ids[name]]] if ids.get(name) is not None else [] for name in ("bos", "eos")
-        )
-        template = list(itertools.chain(first, ["$A"], last))
+    ids = {x: own[f"{x}_token_id"] for x, on in ends.items() if on and f"{x}_token_id" in own}
+    if ids:
+        named = {end: (own["tokens"][index], index) for end, index in ids.items()}
+        first, last = ([named[end][0]] if end in named else [] for end in ("bos", "eos"))
         tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-            single=template, special_tokens=named
+            single=[*first, "$A", *last], special_tokens=list(named.values())
         )
     return tokenizer
