@@ -7,7 +7,14 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from pe_jax.config_fields import bool_field, check_fields, choice_field, int_field, ranged
+from pe_jax.config_fields import (
+    bool_field,
+    check_fields,
+    choice_field,
+    int_field,
+    ranged,
+    real_field,
+)
 from pe_jax.encodings.base import Dims, Encoding
 from pe_jax.encodings.registry import Spec
 from pe_jax.encodings.windowed import Windowed, without_window
@@ -16,6 +23,13 @@ from pe_jax.validation import ConfigError, is_real, require
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 ENGINES = ("auto", "dense", "tiled")
+BLOCKS = ("before", "after", "around", "parallel", "parallel_shared")
+BIASED = {  # which projections `bias_of` means
+    "all": ("qkv", "out", "mlp", "head"),
+    "layers": ("qkv", "out", "mlp"),
+    "attention": ("qkv", "out"),
+    "qkv": ("qkv",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +48,30 @@ class ModelConfig:
       head_dim: width of a head; 0 means width / heads.
       mlp_width: hidden width of the MLP; 0 means 4·width, or 8/3·width if gated (rounded to 8).
       gated: whether the MLP is gated (GLU; arXiv 2002.05202).
-      activation: of the MLP.
-      norm: RMSNorm or LayerNorm, before attention and MLP.
-      qk_norm: whether q and k are normalised per head, before the encoding.
+      activation: of the MLP; "gelu" is the approximation by tanh (GPT-2, Gemma), "gelu_exact" has
+        the error function (GPT-NeoX, Falcon, MPT).
+      norm: "rms" (RMSNorm), "rms_offset" (RMSNorm times 1 + w: weight decay then pulls the factor
+        to 1; Gemma), "layer" (LayerNorm), "layer_unbiased" (without a bias; MPT).
+      norm_epsilon: added to variances; released weights were trained with theirs.
+      block: where norms are: "before" attention and MLP; "after" them, before they are added (OLMo
+        2); "around", both (Gemma 2 and 3); "parallel": both read the layer's input, each through
+        its norm (GPT-NeoX, Falcon-40B); "parallel_shared": through the same norm (Falcon-7B).
+      qk_norm: whether q and k are normalised, before the encoding.
+      qk_norm_over: the channels of a "head" (Qwen 3, Gemma 3), or of the "projection", all heads at
+        once (OLMo 2).
       bias: whether projections have biases.
+      bias_of: which have them if `bias`: "all"; "layers", all but the head (GPT-2, GPT-NeoX, OPT,
+        Bloom); "attention" (Llama's `attention_bias`); "qkv" (Qwen 2, StableLM).
       tied: whether the output projection is the embedding table.
+      embed_scale: factor on the embeddings; 0 means sqrt(width): drawn with variance 1/width, they
+        get unit variance. Released models have 1, Gemma sqrt(width) with a `logit_scale` of 1.
+      embed_norm: whether embeddings are normalised (Bloom).
+      logit_scale: factor on the final activations; 0 means 1/sqrt(width) for a tied table, else 1:
+        logits then start near uniform. Released models have 1.
+      logit_cap: c in c·tanh(logit/c), for the logits of the vocabulary (Gemma 2); 0 disables it.
+      attention_scale: factor on q·k; 0 means 1/sqrt(head_dim), or what the encoding says. Gemma 2
+        and 3 have `query_pre_attn_scalar`^(-1/2).
+      attention_cap: c in c·tanh(score/c), for the scores of attention (Gemma 2); 0 disables it.
       dropout: rate on the outputs of attention and MLP, in training.
       causal: whether tokens attend only to earlier ones (a decoder) or to all (an encoder).
       window: sliding window of the layers that `encoding` gives none; 0 disables it.
@@ -57,11 +90,21 @@ class ModelConfig:
     head_dim: int = int_field(0, 0)
     mlp_width: int = int_field(0, 0)
     gated: bool = bool_field(True)
-    activation: str = choice_field("silu", ("silu", "gelu", "relu"))
-    norm: str = choice_field("rms", ("rms", "layer"))
+    activation: str = choice_field("silu", ("silu", "gelu", "gelu_exact", "relu"))
+    norm: str = choice_field("rms", ("rms", "rms_offset", "layer", "layer_unbiased"))
+    norm_epsilon: float = real_field(1e-6, 0, 1, open_low=True)
+    block: str = choice_field("before", BLOCKS)
     qk_norm: bool = bool_field(False)
+    qk_norm_over: str = choice_field("head", ("head", "projection"))
     bias: bool = bool_field(False)
+    bias_of: str = choice_field("all", BIASED)
     tied: bool = bool_field(True)
+    embed_scale: float = real_field(0.0, 0, 1e6)
+    embed_norm: bool = bool_field(False)
+    logit_scale: float = real_field(0.0, 0, 1e6)
+    logit_cap: float = real_field(0.0, 0, 1e6)
+    attention_scale: float = real_field(0.0, 0, 1e6)
+    attention_cap: float = real_field(0.0, 0, 1e6)
     dropout: float = ranged(0.0, "a rate in [0, 1)", lambda v: is_real(v) and 0 <= v < 1)
     causal: bool = bool_field(True)
     window: int = int_field(0, 0)
@@ -109,6 +152,10 @@ class ModelConfig:
         share = 8 * round(self.width / 3) if self.gated else 4 * self.width
         return self.mlp_width or max(8, share)
 
+    def biased(self, part: str) -> bool:
+        """Whether the projections of a part have biases: "qkv", "out", "mlp" or "head"."""
+        return self.bias and part in BIASED[self.bias_of]
+
     def check(self) -> None:
         """Raises ConfigError, naming the field, its value and the fix, before anything compiles."""
 
@@ -117,6 +164,9 @@ class ModelConfig:
 
         check_fields(self, "model.")
         need(bool(self.window) or not self.sinks, "sinks", "set model.window too")
+        need(self.bias or self.bias_of == "all", "bias_of", "set model.bias=True too")
+        per_head = self.qk_norm_over == "head"
+        need(self.qk_norm or per_head, "qk_norm_over", "set model.qk_norm=True too")
         divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
         need(
             self.heads % (self.kv_heads or self.heads) == 0,

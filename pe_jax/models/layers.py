@@ -3,6 +3,7 @@
 Parameters are float32, activations the config's `dtype`. B batch, T tokens, D width.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +20,27 @@ from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.engines.tiled.sizes import alone, devices
 from pe_jax.models.config import DTYPES, ModelConfig
 
+
+def _offset(arrays, *, dtype):
+    """The input, and 1 + w: in float32, as 1 + w in bfloat16 would lose most of w."""
+    x, scale = arrays
+    return x.astype(dtype), 1 + scale.astype(jnp.float32)
+
+
+OFFSET: dict[str, Any] = {"scale_init": nnx.initializers.zeros, "promote_dtype": _offset}
 # by their names in a config
-ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
-NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
+ACTIVATIONS: dict[str, Callable] = {
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
+}
+NORMS: dict[str, Callable] = {
+    "rms": nnx.RMSNorm,
+    "rms_offset": functools.partial(nnx.RMSNorm, **OFFSET),
+    "layer": nnx.LayerNorm,
+    "layer_unbiased": functools.partial(nnx.LayerNorm, use_bias=False),
+}
 
 
 class Linear(nnx.Linear):
@@ -38,12 +57,14 @@ class Linear(nnx.Linear):
         return rows.reshape(*inputs.shape[:-1], -1)
 
 
-def linear(config: ModelConfig, shape_in: int, shape_out: int, rngs, stddev: float) -> Linear:
-    """A projection with the config's dtype and bias; its weights are drawn with `stddev`."""
+def linear(
+    config: ModelConfig, part: str, shape_in: int, shape_out: int, rngs, stddev: float
+) -> Linear:
+    """A projection of a part (`ModelConfig.biased`); its weights are drawn with `stddev`."""
     return Linear(
         shape_in,
         shape_out,
-        use_bias=config.bias,
+        use_bias=config.biased(part),
         kernel_init=nnx.initializers.truncated_normal(stddev),
         dtype=DTYPES[config.dtype],
         rngs=rngs,
@@ -52,7 +73,8 @@ def linear(config: ModelConfig, shape_in: int, shape_out: int, rngs, stddev: flo
 
 def norm(config: ModelConfig, width: int, rngs):
     """The norm that the config chooses."""
-    return NORMS[config.norm](width, dtype=DTYPES[config.dtype], rngs=rngs)
+    kind, dtype = NORMS[config.norm], DTYPES[config.dtype]
+    return kind(width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs)
 
 
 class Attention(nnx.Module):
@@ -66,17 +88,18 @@ class Attention(nnx.Module):
         # its initial weights, but then a step of AdamW moves its scores sqrt(E) times as far as
         # those of other schemes; here all start alike and learn alike. Content scores start smaller
         # where a paper adds terms and divides by more: DeBERTa (by sqrt(3)) and TUPE (by sqrt(2)).
-        self.fold = min(
-            1.0, dims.head_dim**-0.5 / terms.scale(abstract_terms(encoding, dims), dims.head_dim)
-        )
-        self.q = linear(config, width, inner, rngs, width**-0.5)
-        self.k = linear(config, width, kv, rngs, width**-0.5)
-        self.v = linear(config, width, kv, rngs, width**-0.5)
+        scale = terms.scale(abstract_terms(encoding, dims), dims.head_dim)
+        own = bool(config.attention_scale)  # that of the weights
+        self.fold = 1.0 if own else min(1.0, dims.head_dim**-0.5 / scale)
+        self.q = linear(config, "qkv", width, inner, rngs, width**-0.5)
+        self.k = linear(config, "qkv", width, kv, rngs, width**-0.5)
+        self.v = linear(config, "qkv", width, kv, rngs, width**-0.5)
         residual = (2 * config.layers * inner) ** -0.5  # GPT-2's scaling of residual branches
-        self.out = linear(config, inner, width, rngs, residual)
+        self.out = linear(config, "out", inner, width, rngs, residual)
         if config.qk_norm:
-            self.q_norm = norm(config, dims.head_dim, rngs)
-            self.k_norm = norm(config, dims.head_dim, rngs)
+            per_head = config.qk_norm_over == "head"
+            self.q_norm = norm(config, dims.head_dim if per_head else inner, rngs)
+            self.k_norm = norm(config, dims.head_dim if per_head else kv, rngs)
         # A separate stream: the other weights are the same for every scheme.
         self.params = nnx.data(jax.tree.map(nnx.Param, encoding.init_layer(rngs.encoding(), dims)))
 
@@ -85,7 +108,7 @@ class Attention(nnx.Module):
         rows = (*x.shape[:-1], -1, self.dims.head_dim)
         q, k, v = (projection(x).reshape(rows) for projection in (self.q, self.k, self.v))
         if self.config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
         if self.fold != 1:
             q = self.fold * q
         options: Any = dict(
@@ -94,6 +117,8 @@ class Attention(nnx.Module):
             params=Params(shared, nnx.as_pure(self.params)),
             dims=self.dims,
             embedded=True,  # by the model, before the first layer
+            scale=self.config.attention_scale or None,
+            logit_cap=self.config.attention_cap or None,
             implementation=None if self.config.attention == "auto" else self.config.attention,
         )
         if cache is None:
@@ -111,6 +136,12 @@ class Attention(nnx.Module):
             y, cache = caches.extend(cache, q, k, v, positions, segments=segments, **options)
         return self.out(y.reshape(*x.shape[:-1], -1)), cache
 
+    def _normed(self, norm, y):
+        """[B, T, H, E], normalised per head or over all heads."""
+        if self.config.qk_norm_over == "head":
+            return norm(y)
+        return norm(y.reshape(*y.shape[:-2], -1)).reshape(y.shape)
+
 
 class MLP(nnx.Module):
     """A two-layer perceptron, gated or not."""
@@ -118,9 +149,10 @@ class MLP(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         width, hidden = config.width, config.hidden
         self.activation = ACTIVATIONS[config.activation]
-        self.up = linear(config, width, hidden, rngs, width**-0.5)
-        self.gate = linear(config, width, hidden, rngs, width**-0.5) if config.gated else None
-        self.down = linear(config, hidden, width, rngs, (2 * config.layers * hidden) ** -0.5)
+        self.up = linear(config, "mlp", width, hidden, rngs, width**-0.5)
+        gated = config.gated
+        self.gate = linear(config, "mlp", width, hidden, rngs, width**-0.5) if gated else None
+        self.down = linear(config, "mlp", hidden, width, rngs, (2 * config.layers * hidden) ** -0.5)
 
     def __call__(self, x):
         """[B, T, D] → [B, T, D]."""
@@ -130,21 +162,35 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One layer: attention and MLP, each after a norm and added to the stream."""
+    """One layer: attention and MLP, each added to the stream, with norms as `config.block` says."""
 
     def __init__(self, config: ModelConfig, encoding: Windowed, rngs: nnx.Rngs):
-        self.attention_norm = norm(config, config.width, rngs)
+        width, self.block = config.width, config.block
+        self.attention_norm = norm(config, width, rngs)
         self.attention = Attention(config, encoding, rngs)
-        self.mlp_norm = norm(config, config.width, rngs)
+        if self.block != "parallel_shared":
+            self.mlp_norm = norm(config, width, rngs)
         self.mlp = MLP(config, rngs)
+        if self.block == "around":
+            self.attention_out_norm = norm(config, width, rngs)
+            self.mlp_out_norm = norm(config, width, rngs)
         self.dropout = config.dropout
 
     def __call__(self, x, shared, positions, segments, cache, key, layout=CONTIGUOUS):
         """[B, T, D] → [B, T, D], and the extended cache; `key` is for dropout, None disables it."""
-        x_norm = self.attention_norm(x)
+        last, around = self.block == "after", self.block == "around"
+        x_norm = x if last else self.attention_norm(x)
         y, cache = self.attention(x_norm, shared, positions, segments, cache, layout)
+        if last or around:
+            y = self.attention_norm(y) if last else self.attention_out_norm(y)
+        if self.block in ("parallel", "parallel_shared"):
+            other = self.mlp(self.mlp_norm(x) if self.block == "parallel" else x_norm)
+            return x + self._drop(y, key, 0) + self._drop(other, key, 1), cache
         x = x + self._drop(y, key, 0)
-        return x + self._drop(self.mlp(self.mlp_norm(x)), key, 1), cache
+        y = self.mlp(x if last else self.mlp_norm(x))
+        if last or around:
+            y = self.mlp_norm(y) if last else self.mlp_out_norm(y)
+        return x + self._drop(y, key, 1), cache
 
     def _drop(self, x, key, which: int):
         if key is None or not self.dropout:

@@ -1,6 +1,7 @@
 """A Transformer (Flax NNX) that takes any encoding, at its input and in every layer.
 
-Pre-norm blocks, RMSNorm, gated MLP and tied embedding by default, each an ordinary typed field.
+Pre-norm blocks, RMSNorm, gated MLP and tied embedding by default, each an ordinary typed field; the
+others are what released decoders have (`pe_jax.released`).
 Layers run under scan over repeats of the encoding pattern, so compile time does not grow with
 depth (except with caches, see `_layers`); shallow models are unrolled. Parameters are float32,
 activations `dtype`.
@@ -86,7 +87,7 @@ class Stack(nnx.Module):
         return other
 
     def _project(self, inputs: int, outputs: int, key: jax.Array) -> Linear:
-        return linear(self.config, inputs, outputs, nnx.Rngs(key), inputs**-0.5)
+        return linear(self.config, "head", inputs, outputs, nnx.Rngs(key), inputs**-0.5)
 
     def _add_positions(self, x, positions):
         """The input with the positions that the schemes add."""
@@ -155,6 +156,8 @@ class Transformer(Stack):
             dtype=DTYPES[config.dtype],
             rngs=nnx.Rngs(jax.random.fold_in(weights, 0)),
         )
+        if config.embed_norm:
+            self.embed_norm = norm(config, config.width, nnx.Rngs(0))
         if not config.tied:
             self.head = self._project(config.width, config.vocab, jax.random.fold_in(weights, 1))
 
@@ -201,14 +204,20 @@ class Transformer(Stack):
         x, cache = self._layers(x, shared, positions, segments, cache, key, layout)
         x = self.final_norm(x)
         # a tied table has the scale of an input; scaled so, logits start near uniform (as in T5)
-        tied = self.config.tied
-        logits = self.embed.attend(x * self.config.width**-0.5) if tied else self.head(x)
+        tied, cap = self.config.tied, self.config.logit_cap
+        scale = self.config.logit_scale or (self.config.width**-0.5 if tied else 1.0)
+        x = x if scale == 1 else x * scale
+        logits = self.embed.attend(x) if tied else self.head(x)
         logits = logits.astype(jnp.float32)
+        if cap:
+            logits = cap * jnp.tanh(logits / cap)
         return logits if cache is None else (logits, cache)
 
     def _embed(self, tokens, positions, segments, layout=CONTIGUOUS):
-        """Token embeddings of unit variance, with the positions that the schemes add."""
-        x = self._look_up(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
+        """Token embeddings, of unit variance by default, with the positions that schemes add."""
+        x, scale = self._look_up(tokens), self.config.embed_scale or self.config.width**0.5
+        x = x if scale == 1 else x * jnp.asarray(scale, self.embed.dtype)
+        x = self.embed_norm(x) if self.config.embed_norm else x
         if positions is None:
             positions = layout.order(tokens.shape[1])[None]
             positions = positions if segments is None else layout.per_segment(segments)

@@ -1,1 +1,1 @@
-"""Released checkpoints: `files` reads one, whatever its format."""
+"""Released checkpoints: `files` reads one, whatever its format; `load` makes a model of it."""

@@ -1,0 +1,288 @@
+"""A released checkpoint as a `Transformer`, and back.
+
+    checkpoint = files.read("SmolLM2-135M")               # a folder of the Hub, or a GGUF file
+    model = load.model(checkpoint)                        # a `pe_jax.models` Transformer
+    logits = model(tokens)                                # [B, T, V]
+    load.write(model, "extended", like=checkpoint, scaling=YaRN(factor=2.0, original_length=8192))
+
+`families` says where each tensor goes. Tensors are read one by one; a model is held once.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from pe_jax import hf
+from pe_jax.encodings.scaling.base import Scaling
+from pe_jax.hf import weights as position_weights
+from pe_jax.models.config import DTYPES, ModelConfig
+from pe_jax.models.transformer import Transformer
+from pe_jax.released import families
+from pe_jax.released.checkpoint import Checkpoint
+from pe_jax.released.families import Family
+from pe_jax.training.sharding import parameter_shardings, path_name
+from pe_jax.validation import ConfigError, refuse, shown
+
+# Files of a tokenizer, and of how to generate, that a folder takes over from the one it is like.
+COPIED = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
+    *("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
+    "generation_config.json",
+)
+FREE = {"encoding", "dtype", "remat", "attention", "dropout"}  # fields that configs do not decide
+
+
+def model(
+    checkpoint: Checkpoint, dtype: Any = jnp.float32, mesh: Mesh | None = None
+) -> Transformer:
+    """The model of a checkpoint, with its weights.
+
+    Args:
+      checkpoint: what `pe_jax.released.files.read` returns.
+      dtype: of parameters and activations: float32 or bfloat16.
+      mesh: devices over which parameters are sharded as in training; None: one device.
+
+    Returns:
+      The model. Besides it, one stacked parameter at a time is held in memory.
+
+    Raises:
+      ValueError: a config that `families.read` refuses; a tensor that no entry of the family takes,
+        that is missing, or of another shape than the config says, with its name and shapes.
+    """
+    name = jnp.dtype(dtype).name
+    if name not in DTYPES:
+        refuse("dtype", name, f"choose of {', '.join(DTYPES)}")
+    family, config = families.read(checkpoint.config, name)
+    graph, abstract = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))
+    abstract = nnx.as_pure(abstract)
+    places = {} if mesh is None else _by_path(parameter_shardings(abstract, mesh))
+    shapes = {path: x.shape for path, x in _by_path(abstract).items()}
+    entries = family.entries(config, shapes)
+    positions, used = _positions(checkpoint, config)
+    names = {family.bare(n): n for n in checkpoint.tensors if not family.without_effect(n)}
+    wanted = {name: entry.shape for entry in entries for name in entry.names}
+    _check_names(family, config, wanted, names, used)
+    _check_shapes(checkpoint, {names[name]: shape for name, shape in wanted.items()})
+    arrays: dict[str, jax.Array] = {}
+
+    def put(path: str, array: np.ndarray) -> None:
+        array = array.astype(dtype, copy=False)
+        arrays[path] = jax.device_put(array, places[path]) if places else jnp.asarray(array)
+
+    for path, array in positions.items():
+        if array.shape != shapes[path]:
+            sizes = f"{list(array.shape)}, where the config says {list(shapes[path])}"
+            raise ConfigError(f"tensors {sorted(used)} of positions have shape {sizes}")
+        put(path, array)
+    for entry in entries:
+        buffers = {path: np.empty(shapes[path], dtype) for path in entry.paths}
+        for repeat, name in enumerate(entry.names):
+            tensor = np.asarray(checkpoint.tensors[names[name]])
+            for path, part in zip(entry.paths, entry.read(tensor, config.dims), strict=True):
+                buffers[path][repeat if entry.stacked else ...] = part
+        for path in entry.paths:
+            put(path, buffers.pop(path))
+    if config.tied:
+        _check_tied(family, checkpoint.tensors, names)
+    params = jax.tree_util.tree_map_with_path(lambda path, _: arrays[path_name(path)], abstract)
+    return nnx.merge(graph, params)
+
+
+def write(
+    model: Transformer,
+    folder: str | os.PathLike,
+    like: Checkpoint,
+    scaling: Scaling | None = None,
+) -> None:
+    """Writes a folder that transformers loads, with the weights of a model.
+
+    Nothing is left behind but a complete folder, or none.
+
+    Args:
+      model: with the weights in the dtype that is written.
+      folder: a path that does not exist yet, or an empty folder.
+      like: the checkpoint that the model was read from: its config and tokenizer are taken over.
+        Of one with parts for images the text model is written.
+      scaling: of RoPE, written in the keys of the family (`pe_jax.hf.with_scaling`); None: that of
+        the config.
+
+    Raises:
+      FileExistsError: the folder has something in it.
+      ValueError: the model is not what the config says (another size, encoding or window).
+    """
+    import safetensors.numpy
+
+    target = pathlib.Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target}: it exists; choose another folder, or remove it")
+    config = like.config if scaling is None else hf.with_scaling(like.config, scaling)
+    config = _written(config, model)
+    tensors = _tensors(model, config)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        metadata = {"format": "pt"}  # transformers asks for it
+        safetensors.numpy.save_file(tensors, partial / "model.safetensors", metadata)
+        text = json.dumps(config, indent=2, ensure_ascii=False)
+        (partial / "config.json").write_text(f"{text}\n", encoding="utf-8")
+        _write_tokenizer(like, partial)
+        partial.chmod(0o755)
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    return {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+class _Reads(Mapping):
+    """A mapping that remembers which of its entries were read."""
+
+    def __init__(self, inner: Mapping[str, Any]):
+        self.inner, self.used = inner, set()
+
+    def __getitem__(self, name):
+        self.used.add(name)
+        return self.inner[name]
+
+    def __iter__(self):
+        return iter(self.inner)
+
+    def __len__(self):
+        return len(self.inner)
+
+
+def _positions(
+    checkpoint: Checkpoint, config: ModelConfig
+) -> tuple[dict[str, np.ndarray], set[str]]:
+    """The parameters of positions by their paths, and the names of the tensors that were read."""
+    state, pattern = _Reads(checkpoint.tensors), config.pattern
+    layers = [hf.params(checkpoint.config, state, layer) for layer in range(config.layers)]
+    shared = [layers[pattern.index(encoding)].shared for encoding in dict.fromkeys(pattern)]
+    arrays = _by_path({"shared": shared})
+    for slot in range(len(pattern)):
+        own = [params.layer for params in layers[slot :: len(pattern)]]
+        stacked = jax.tree.map(lambda *x: np.stack(x), *own)
+        arrays |= _by_path({"blocks": {slot: {"attention": {"params": stacked}}}})
+    return {path: np.asarray(x) for path, x in arrays.items()}, state.used
+
+
+def _check_names(
+    family: Family,
+    config: ModelConfig,
+    wanted: Mapping[str, tuple[int, ...]],
+    names: Mapping[str, str],
+    used: set[str],
+) -> None:
+    """Raises ConfigError where a tensor is missing, or nothing takes one."""
+    for name, shape in wanted.items():
+        if name not in names:
+            what = f"tensor {family.full(name)} {list(shape)} is missing"
+            raise ConfigError(f"{what}: a {family.name} with such a config has it")
+    tied = {f"{family.head[0]}.weight"} if config.tied else set()
+    for name, full in names.items():
+        if full not in used and name not in wanted and name not in tied:
+            raise ConfigError(f"tensor {full}: no entry of family {family.name!r} takes it")
+
+
+def _check_shapes(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ConfigError where a tensor has another shape than the config says."""
+    for name, shape in wanted.items():
+        actual = tuple(checkpoint.tensors.shapes[name])
+        if actual != tuple(shape):
+            sizes = f"{list(actual)}, where the config says {list(shape)}"
+            raise ConfigError(f"tensor {name} has shape {sizes}")
+
+
+def _check_tied(family: Family, tensors: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Raises ConfigError where a head that is said to be the embedding is another."""
+    embed, head = names[f"{family.weights['embed']}.weight"], names.get(f"{family.head[0]}.weight")
+    if head is not None and not np.array_equal(tensors[head], tensors[embed]):
+        fix = "tie_word_embeddings says that they are one; set it to false"
+        raise ConfigError(f"tensors {head} and {embed} differ: {fix}")
+
+
+def _written(config: Mapping[str, Any], model: Transformer) -> dict[str, Any]:
+    """The config of the text model, for the weights' dtype.
+
+    Raises:
+      ConfigError: it describes another model.
+    """
+    text = dict(families.text(config))
+    own, has = families.read(text)[1], model.config
+    for field, value in vars(has).items():
+        if field not in FREE and value != getattr(own, field):
+            fix = f"the config that it would be written with says {shown(getattr(own, field))}"
+            refuse(f"model.{field}", value, fix)
+    layers = range(own.layers)
+    said, encodings = own.windows, model.encodings
+    for layer in layers:
+        here, there = encodings[layer % len(encodings)], said[layer % len(said)]
+        if here != there:
+            fix = f"the config says {shown(there)}; pass scaling= if that is what differs"
+            refuse(f"encoding of layer {layer}", here, fix)
+    if text is not config and "text_config" in config:
+        text.pop("architectures", None)  # that of all parts
+    dtype = jnp.dtype(model.embed.embedding[...].dtype).name
+    return text | {"torch_dtype" if "torch_dtype" in text else "dtype": dtype}
+
+
+def _tensors(model: Transformer, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The tensors of a model by their names in transformers."""
+    family, _ = families.read(config)
+    arrays = {path: np.asarray(x) for path, x in _by_path(_pure(model)).items()}
+    tensors = _position_tensors(family, config, model, arrays)
+    for entry in family.entries(model.config, {path: x.shape for path, x in arrays.items()}):
+        for repeat, name in enumerate(entry.names):
+            pieces = [arrays[path][repeat if entry.stacked else ...] for path in entry.paths]
+            tensor = entry.write(pieces, model.config.dims)
+            tensors[family.full(name)] = np.ascontiguousarray(tensor)
+    return tensors
+
+
+def _pure(model: Transformer) -> Any:
+    return nnx.as_pure(nnx.split(model)[1])
+
+
+def _position_tensors(
+    family: Family, config: Mapping[str, Any], model: Transformer, arrays: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The learned tables of positions; rows before that of position 0 are zeros."""
+    layers, tensors = hf.encodings(config), {}
+    for path in arrays:
+        if "/attention/params/" in path:
+            raise ConfigError(f"{path}: parameters of positions in layers are not written")
+    for index in sorted({*model.which}):
+        layer = layers[model.which.index(index)]
+        listed = position_weights.listed(str(config["model_type"]), layer)
+        for place, of_part in enumerate(listed):
+            for weight in of_part:
+                inner = f"{place}/" if len(listed) > 1 else ""
+                table = arrays[f"shared/{index}/{inner}{weight.to.removeprefix('shared.')}"]
+                if weight.how is not position_weights.rows:
+                    raise ConfigError(f"{weight.names[0]}: such a table is not written")
+                padded = np.pad(table, ((layer.first_row, 0), (0, 0)))
+                tensors[family.full(weight.names[0])] = padded
+    return tensors
+
+
+def _write_tokenizer(like: Checkpoint, folder: pathlib.Path) -> None:
+    source = None if like.path is None else pathlib.Path(like.path)
+    if source is not None and source.is_dir():
+        for name in COPIED:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+    elif like.tokenizer is not None:
+        like.tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,0 +1,1 @@
+"""Released checkpoints: small ones, made here or recorded from transformers."""
