@@ -59,6 +59,7 @@ BLOCKS = {  # of BLOOM's kind
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+FALCON = {name: full for name, full in BLOCKS.items() if name != "ffn_norm"}
 FALCON_NORMS = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}  # of those that have two
 
 
@@ -135,7 +136,7 @@ GEMMA_NORMS = dict.fromkeys((*AROUND, *QK_NORMS, "output_norm"), less_one)
 PAIRS = {"attn_q": q_halves, "attn_k": k_halves}
 GPT2 = {"attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj"}
 GPT2 |= {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
-NEOX_OUT = {"token_embd": "gpt_neox.embed_in", "output": "embed_out"}
+NEOX_OUT = {"token_embd": "gpt_neox.embed_in", "output": "lm_head"}
 BLOOM_OUT = {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f"}
 BLOOM_OUT |= {"output": "lm_head"}
 COUNTS = {"block_count": "n_layer", "attention.head_count": "n_head"}
@@ -215,7 +216,7 @@ ARCHITECTURES = {
     ),
     "falcon": Architecture(
         "falcon",
-        BLOCKS | {"attn_norm_2": FALCON_NORMS["attn_norm_2"]},
+        FALCON | {"attn_norm_2": FALCON_NORMS["attn_norm_2"]},
         BLOOM_OUT,
         "transformer.h",
         keys={"attention.head_count_kv": "num_kv_heads", "feed_forward_length": "ffn_hidden_size"},
@@ -430,9 +431,10 @@ def _stablelm(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Siz
 def _falcon(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Sizes) -> set[str]:
     two = "blk.0.attn_norm_2.weight" in raw
     config["num_kv_heads"] = sizes.kv_heads
-    config["multi_query"] = sizes.kv_heads == 1
-    config["new_decoder_architecture"] = two or 1 < sizes.kv_heads < sizes.heads
-    config["num_ln_in_parallel_attn"] = 2 if two else 1
+    new = config["new_decoder_architecture"] = two or 1 < sizes.kv_heads < sizes.heads
+    config["multi_query"] = new or sizes.kv_heads == 1
+    if new:
+        config["num_ln_in_parallel_attn"] = 2 if two else 1
     config["bias"] = "blk.0.attn_qkv.bias" in raw
     return set()
 
