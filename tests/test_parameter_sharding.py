@@ -25,6 +25,7 @@ def model(name: str, images: bool):
         given["bidirectional"] = True
     spec = f"{name}({', '.join(f'{field}={value!r}' for field, value in given.items())})"
     options = {"bias": True, "gated": True, "qk_norm": True, "norm": "layer", "tied": False}
+    options |= {"block": "around", "embed_norm": True}
     config = tiny.config(spec, width=4 * HEAD, causal=causal, **options)
     if not images:
         return tiny.abstract_terms(config)[1]

@@ -21,8 +21,18 @@ from tests.util import assert_close
 
 OTHER = {  # every choice that is not the default
     "norm": "layer",
+    "norm_epsilon": 1e-3,
+    "block": "around",
     "qk_norm": True,
+    "qk_norm_over": "projection",
     "bias": True,
+    "bias_of": "layers",
+    "embed_scale": 2.0,
+    "embed_norm": True,
+    "logit_scale": 0.5,
+    "logit_cap": 20.0,
+    "attention_scale": 0.7,
+    "attention_cap": 5.0,
     "gated": False,
     "activation": "gelu",
     "tied": False,
@@ -52,7 +62,7 @@ def test_generating_with_a_cache_equals_recomputing(spec, monkeypatch):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@tiny.few("fox t5+rope", MODELS)
+@tiny.few("fox t5+rope others", MODELS)
 def test_prompts_of_unequal_length_are_each_continued_alone(spec, side, monkeypatch):
     monkeypatch.setattr(generation, "CHUNK", 2)
     built, _ = tiny.build(spec)
@@ -306,6 +316,19 @@ def test_dropout_follows_its_key_and_is_off_without_one():
         ({"gated": False}, set(), {"blocks/0/mlp/gate/kernel"}),
         ({"tied": False}, {"head/kernel"}, set()),
         ({"qk_norm": True}, {f"blocks/0/attention/{x}_norm/scale" for x in "qk"}, set()),
+        ({"bias": True, "bias_of": "layers", "tied": False}, {"blocks/0/mlp/up/bias"}, set()),
+        (
+            {"bias": True, "bias_of": "qkv"},
+            {f"blocks/0/attention/{x}/bias" for x in "qkv"},
+            set(),
+        ),
+        ({"embed_norm": True}, {"embed_norm/scale"}, set()),
+        (
+            {"block": "around"},
+            {f"blocks/0/{x}_out_norm/scale" for x in ("attention", "mlp")},
+            set(),
+        ),
+        ({"block": "parallel_shared"}, set(), {"blocks/0/mlp_norm/scale"}),
     ],
 )
 def test_a_choice_has_its_own_parameters(fields, added, removed):

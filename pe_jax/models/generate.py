@@ -68,8 +68,7 @@ def generate(
 
     Raises:
       ValueError: an empty prompt, ids outside the vocabulary, a cache too small, values out of
-        range, a length beyond what the encoding defines; segments of another shape, or for a model
-        whose caches keep only the tokens of a window.
+        range, a length beyond what the encoding defines; segments of another shape.
     """
     require(is_int(new_tokens, 0), "new_tokens", new_tokens, "pass an integer of at least 0")
     ok = is_real(temperature) and temperature >= 0
@@ -100,7 +99,7 @@ def generate(
         return prompt
     model = model.at_length(total)
     capacity = min([capacity, *(n for e in model.encodings if (n := e.valid_length()))])
-    cache = model.init_cache(prompt.shape[0], capacity)
+    cache = model.init_cache(prompt.shape[0], capacity, padded=segments is not None)
     graph, state = nnx.split(model)
     tokens, padding = prompt, ((0, 0), (0, capacity - prompt.shape[1]))
     if segments is not None:  # padding first: all rows then continue at the same index

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax.encodings.base import Params
-from pe_jax.encodings.windowed import Windowed
+from pe_jax.encodings.windowed import Windowed, without_window
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import DTYPES, ModelConfig
@@ -252,8 +252,11 @@ class Transformer(Stack):
             x, _ = block(x, shared[self.which[slot]], positions, segments, None, None)
             check(x, f"the output of layer {layer}")
 
-    def init_cache(self, batch: int, capacity: int):
+    def init_cache(self, batch: int, capacity: int, padded: bool = False):
         """Empty caches for `capacity` tokens, one per layer, for the current parameters.
+
+        Layers with a window keep its tokens alone, or all if rows are to be `padded` (`segments`),
+        as padding would take their place.
 
         Raises:
           ValueError: the model is not causal, `capacity` is beyond a learned table's length.
@@ -273,6 +276,7 @@ class Transformer(Stack):
             layer_params = jax.tree.map(lambda a: a[layer // period], layer_params)
             params = Params(nnx.as_pure(self.shared[self.which[slot]]), layer_params)
             encoding = self.encodings[slot]
+            encoding = without_window(encoding) if padded else encoding
             return caches.empty(encoding, batch, capacity, self.config.dims, dtype, params)
 
         return [layer_cache(layer) for layer in range(self.config.layers)]

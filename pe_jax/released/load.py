@@ -23,12 +23,14 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from pe_jax import hf
+from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.scaling.base import Scaling
+from pe_jax.encodings.windowed import Windowed
 from pe_jax.hf import weights as position_weights
 from pe_jax.models.config import DTYPES, ModelConfig
 from pe_jax.models.transformer import Transformer
 from pe_jax.released import families
-from pe_jax.released.checkpoint import Checkpoint
+from pe_jax.released.checkpoint import EXTRA, Checkpoint
 from pe_jax.released.families import Family
 from pe_jax.training.sharding import parameter_shardings, path_name
 from pe_jax.validation import ConfigError, refuse, shown
@@ -39,6 +41,7 @@ COPIED = (
     *("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
     "generation_config.json",
 )
+PARAMS = "/attention/params/"  # in paths of a layer's parameters of positions
 FREE = {"encoding", "dtype", "remat", "attention", "dropout"}  # fields that configs do not decide
 
 
@@ -68,11 +71,11 @@ def model(
     places = {} if mesh is None else _by_path(parameter_shardings(abstract, mesh))
     shapes = {path: x.shape for path, x in _by_path(abstract).items()}
     entries = family.entries(config, shapes)
-    positions, used = _positions(checkpoint, config)
+    learned = any(path.startswith("shared/") or PARAMS in path for path in shapes)
+    positions, used = _positions(checkpoint, config) if learned else ({}, set())
     names = {family.bare(n): n for n in checkpoint.tensors if not family.without_effect(n)}
     wanted = {name: entry.shape for entry in entries for name in entry.names}
-    _check_names(family, config, wanted, names, used)
-    _check_shapes(checkpoint, {names[name]: shape for name, shape in wanted.items()})
+    _check_tensors(family, config, wanted, names, used, checkpoint.tensors.shapes)
     arrays: dict[str, jax.Array] = {}
 
     def put(path: str, array: np.ndarray) -> None:
@@ -120,19 +123,21 @@ def write(
       FileExistsError: the folder has something in it.
       ValueError: the model is not what the config says (another size, encoding or window).
     """
-    import safetensors.numpy
-
     target = pathlib.Path(folder)
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise ConfigError(f"{target}: writing it needs safetensors; {EXTRA}") from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target}: it exists; choose another folder, or remove it")
     config = like.config if scaling is None else hf.with_scaling(like.config, scaling)
     config = _written(config, model)
-    tensors = _tensors(model, config)
+    arrays = tensors(model, config)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         metadata = {"format": "pt"}  # transformers asks for it
-        safetensors.numpy.save_file(tensors, partial / "model.safetensors", metadata)
+        safetensors.numpy.save_file(arrays, partial / "model.safetensors", metadata)
         text = json.dumps(config, indent=2, ensure_ascii=False)
         (partial / "config.json").write_text(f"{text}\n", encoding="utf-8")
         _write_tokenizer(like, partial)
@@ -179,31 +184,28 @@ def _positions(
     return {path: np.asarray(x) for path, x in arrays.items()}, state.used
 
 
-def _check_names(
+def _check_tensors(
     family: Family,
     config: ModelConfig,
     wanted: Mapping[str, tuple[int, ...]],
     names: Mapping[str, str],
     used: set[str],
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
-    """Raises ConfigError where a tensor is missing, or nothing takes one."""
+    """Raises ConfigError where a tensor is missing, has another shape, or nothing takes it."""
     for name, shape in wanted.items():
         if name not in names:
             what = f"tensor {family.full(name)} {list(shape)} is missing"
             raise ConfigError(f"{what}: a {family.name} with such a config has it")
+        actual = tuple(shapes[names[name]])
+        if actual != shape:
+            sizes = f"{list(actual)}, where the config says {list(shape)}"
+            raise ConfigError(f"tensor {names[name]} has shape {sizes}")
     tied = {f"{family.head[0]}.weight"} if config.tied else set()
     for name, full in names.items():
         if full not in used and name not in wanted and name not in tied:
-            raise ConfigError(f"tensor {full}: no entry of family {family.name!r} takes it")
-
-
-def _check_shapes(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ConfigError where a tensor has another shape than the config says."""
-    for name, shape in wanted.items():
-        actual = tuple(checkpoint.tensors.shapes[name])
-        if actual != tuple(shape):
-            sizes = f"{list(actual)}, where the config says {list(shape)}"
-            raise ConfigError(f"tensor {name} has shape {sizes}")
+            what = f"tensor {full} {list(shapes[full])}"
+            raise ConfigError(f"{what}: no entry of family {family.name!r} takes it")
 
 
 def _check_tied(family: Family, tensors: Mapping[str, Any], names: Mapping[str, str]) -> None:
@@ -226,30 +228,33 @@ def _written(config: Mapping[str, Any], model: Transformer) -> dict[str, Any]:
         if field not in FREE and value != getattr(own, field):
             fix = f"the config that it would be written with says {shown(getattr(own, field))}"
             refuse(f"model.{field}", value, fix)
-    layers = range(own.layers)
     said, encodings = own.windows, model.encodings
-    for layer in layers:
+    for layer in range(own.layers):
         here, there = encodings[layer % len(encodings)], said[layer % len(said)]
         if here != there:
-            fix = f"the config says {shown(there)}; pass scaling= if that is what differs"
-            refuse(f"encoding of layer {layer}", here, fix)
+            fix = f"the config says {_spec(there)}; pass scaling= if that differs"
+            raise ConfigError(f"layer {layer} has {_spec(here)}: {fix}")
     if text is not config and "text_config" in config:
         text.pop("architectures", None)  # that of all parts
     dtype = jnp.dtype(model.embed.embedding[...].dtype).name
     return text | {"torch_dtype" if "torch_dtype" in text else "dtype": dtype}
 
 
-def _tensors(model: Transformer, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _spec(layer: Windowed) -> str:
+    return format_encoding(layer if layer.span else layer.encoding)
+
+
+def tensors(model: Transformer, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The tensors of a model by their names in transformers."""
     family, _ = families.read(config)
     arrays = {path: np.asarray(x) for path, x in _by_path(_pure(model)).items()}
-    tensors = _position_tensors(family, config, model, arrays)
+    written = _position_tensors(family, config, model, arrays)
     for entry in family.entries(model.config, {path: x.shape for path, x in arrays.items()}):
         for repeat, name in enumerate(entry.names):
             pieces = [arrays[path][repeat if entry.stacked else ...] for path in entry.paths]
             tensor = entry.write(pieces, model.config.dims)
-            tensors[family.full(name)] = np.ascontiguousarray(tensor)
-    return tensors
+            written[family.full(name)] = np.ascontiguousarray(tensor)
+    return written
 
 
 def _pure(model: Transformer) -> Any:
@@ -262,7 +267,7 @@ def _position_tensors(
     """The learned tables of positions; rows before that of position 0 are zeros."""
     layers, tensors = hf.encodings(config), {}
     for path in arrays:
-        if "/attention/params/" in path:
+        if PARAMS in path:
             raise ConfigError(f"{path}: parameters of positions in layers are not written")
     for index in sorted({*model.which}):
         layer = layers[model.which.index(index)]
@@ -279,10 +284,15 @@ def _position_tensors(
 
 
 def _write_tokenizer(like: Checkpoint, folder: pathlib.Path) -> None:
-    source = None if like.path is None else pathlib.Path(like.path)
-    if source is not None and source.is_dir():
+    """The files of a folder's tokenizer, or what a GGUF file says of it."""
+    if like.path.is_dir():
         for name in COPIED:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
+            if (like.path / name).is_file():
+                shutil.copyfile(like.path / name, folder / name)
     elif like.tokenizer is not None:
         like.tokenizer.save(str(folder / "tokenizer.json"))
+        names = ("chat_template", "bos_token", "eos_token")
+        settings = {name: like.extra[name] for name in names if name in like.extra}
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        text = json.dumps(settings, indent=2, ensure_ascii=False)
+        (folder / "tokenizer_config.json").write_text(f"{text}\n", encoding="utf-8")
