@@ -8,6 +8,7 @@
 `families` says where each tensor goes. Tensors are read one by one; a model is held once.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -46,7 +47,10 @@ FREE = {"encoding", "dtype", "remat", "attention", "dropout"}  # fields that con
 
 
 def model(
-    checkpoint: Checkpoint, dtype: Any = jnp.float32, mesh: Mesh | None = None
+    checkpoint: Checkpoint,
+    dtype: Any = jnp.float32,
+    mesh: Mesh | None = None,
+    encoding: str | None = None,
 ) -> Transformer:
     """The model of a checkpoint, with its weights.
 
@@ -54,6 +58,9 @@ def model(
       checkpoint: what `pe_jax.released.files.read` returns.
       dtype: of parameters and activations: float32 or bfloat16.
       mesh: devices over which parameters are sharded as in training; None: one device.
+      encoding: in place of the config's, a pattern over its layers with their windows, as
+        `ModelConfig.encoding`; parameters of encodings that a layer did not have are drawn. None:
+        that of the config, which `pe_jax.hf.pattern` shows.
 
     Returns:
       The model. Besides it, one stacked parameter at a time is held in memory.
@@ -65,14 +72,17 @@ def model(
     name = jnp.dtype(dtype).name
     if name not in DTYPES:
         refuse("dtype", name, f"choose of {', '.join(DTYPES)}")
-    family, config = families.read(checkpoint.config, name)
+    family, released = families.read(checkpoint.config, name)
+    config = released
+    if encoding is not None:
+        config = dataclasses.replace(released, encoding=encoding)
+        config.check()
     graph, abstract = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))
     abstract = nnx.as_pure(abstract)
     places = {} if mesh is None else _by_path(parameter_shardings(abstract, mesh))
     shapes = {path: x.shape for path, x in _by_path(abstract).items()}
     entries = family.entries(config, shapes)
-    learned = any(path.startswith("shared/") or PARAMS in path for path in shapes)
-    positions, used = _positions(checkpoint, config) if learned else ({}, set())
+    positions, used = _positions(checkpoint, released, config)
     names = {family.bare(n): n for n in checkpoint.tensors if not family.without_effect(n)}
     wanted = {name: entry.shape for entry in entries for name in entry.names}
     _check_tensors(family, config, wanted, names, used, checkpoint.tensors.shapes)
@@ -170,15 +180,21 @@ class _Reads(Mapping):
 
 
 def _positions(
-    checkpoint: Checkpoint, config: ModelConfig
+    checkpoint: Checkpoint, released: ModelConfig, config: ModelConfig
 ) -> tuple[dict[str, np.ndarray], set[str]]:
     """The parameters of positions by their paths, and the names of the tensors that were read."""
-    state, pattern = _Reads(checkpoint.tensors), config.pattern
-    layers = [hf.params(checkpoint.config, state, layer) for layer in range(config.layers)]
+    state, pattern, period = _Reads(checkpoint.tensors), config.pattern, len(config.pattern)
+    layers, dims = [], config.dims
+    for layer in range(config.layers):
+        old, new = released.pattern[layer % len(released.pattern)], pattern[layer % period]
+        params = jax.eval_shape(lambda old=old: old.init(jax.random.key(0), dims))
+        if jax.tree.leaves(params):
+            params = hf.params(checkpoint.config, state, layer)
+        layers.append(params if new == old else new.init(jax.random.key(layer), dims))
     shared = [layers[pattern.index(encoding)].shared for encoding in dict.fromkeys(pattern)]
     arrays = _by_path({"shared": shared})
-    for slot in range(len(pattern)):
-        own = [params.layer for params in layers[slot :: len(pattern)]]
+    for slot in range(period):
+        own = [params.layer for params in layers[slot::period]]
         stacked = jax.tree.map(lambda *x: np.stack(x), *own)
         arrays |= _by_path({"blocks": {slot: {"attention": {"params": stacked}}}})
     return {path: np.asarray(x) for path, x in arrays.items()}, state.used

@@ -90,6 +90,8 @@ SET = "--config."
         (["dropout=1"], ("model.dropout=1", "[0, 1)")),
         (["window=-1"], ("model.window=-1", "at least 0")),
         (["sinks=2"], ("model.sinks=2", "set model.window too")),
+        (["bias_of=qkv"], ("model.bias_of='qkv'", "set model.bias=True too")),
+        (["qk_norm_over=projection"], ("model.qk_norm_over=", "set model.qk_norm=True too")),
         (["causal=False"], ("model.causal=False", "needs a causal model")),
         (["vocab=100"], ("model.vocab=100", "at least 257")),
         (["encoding=learned(length=7)"], ("length=8", "is defined for 7 positions")),

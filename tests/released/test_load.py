@@ -104,6 +104,21 @@ def test_types_and_devices_are_those_that_are_asked_for():
     jax.tree.map(np.testing.assert_array_equal, params, whole)
 
 
+def test_another_encoding_takes_the_place_of_the_configs():
+    """With patterns of other lengths, that is, weights stacked otherwise."""
+    theirs, checkpoint = recorded.load()["gpt2"]["logits"], loaded("gpt2")[0]
+    tokens = recorded.tokens()
+    same = load.model(checkpoint, encoding="learned(length=30),learned(length=30)")
+    np.testing.assert_allclose(run(same, tokens), theirs, rtol=0, atol=TOLERANCE)
+    other = load.model(checkpoint, encoding="learned(length=30),t5,nope@window=3,t5")
+    params = [nnx.as_pure(nnx.state(m, nnx.Param)) for m in (loaded("gpt2")[1], other)]
+    np.testing.assert_array_equal(*(p["shared"][0]["table"] for p in params))
+    assert params[1]["shared"][1]["table"].std() > 0
+    assert np.abs(run(other, tokens) - theirs).max() > 0.01
+    with pytest.raises(ValueError, match="model.layers=4: must be a multiple"):
+        load.model(checkpoint, encoding="nope,nope,rope")
+
+
 def renamed(case: str, rename, **config) -> Checkpoint:
     """The checkpoint of a case with other names of tensors."""
     own = recorded.load()[case]
@@ -236,6 +251,29 @@ def test_a_key_that_is_not_understood_is_named(case, keys, words):
     assert str(info.value).startswith(words)
 
 
+UNREAD = {  # keys of configs on the Hub that change nothing here
+    "llama": {"pretraining_tp": 1, "rope_interleaved": False, "transformers.js_config": {"a": 1}},
+    "gpt2": {"n_ctx": 30, "summary_use_proj": True, "summary_activation": "tanh"},
+    "opt": {"activation_dropout": 0.1, "learned_embeddings": True, "scale_embeddings": False},
+    "bloom": {"bias_dropout_fusion": True, "skip_bias_add": True, "offset_alibi": 100}
+    | {"attention_softmax_in_fp32": True, "masked_softmax_fusion": True, "n_inner": None},
+    "mpt": {
+        "embedding_fraction": 1.0,
+        "init_config": {"emb_init_std": 0.1},
+        "learned_pos_emb": True,
+    },
+    "falcon": {"apply_residual_connection_post_layernorm": False, "auto_map": {"AutoConfig": "x"}},
+    "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False},
+    "gemma2": {"cache_implementation": "hybrid", "hidden_act": "gelu_pytorch_tanh"},
+}
+
+
+@pytest.mark.parametrize("case", UNREAD)
+def test_keys_without_effect_are_passed_over(case):
+    config = recorded.load()[case]["config"]
+    assert families.read({**config, **UNREAD[case]}) == families.read(config)
+
+
 def test_a_dtype_that_is_not_a_models_is_refused():
     with pytest.raises(ValueError, match="dtype='float16': choose of float32, bfloat16"):
         load.model(loaded("llama")[0], jnp.float16)
@@ -266,6 +304,21 @@ def test_a_folder_is_written_whole(tmp_path):
     same(load.model(again), "llama")
     with pytest.raises(FileExistsError, match="it exists; choose another folder"):
         load.write(model, target, like=checkpoint)
+
+
+def test_a_tokenizer_that_is_no_folders_is_written_too(tmp_path):
+    pytest.importorskip("safetensors")
+    tokenizers = pytest.importorskip("tokenizers")
+    file = tmp_path / "model.gguf"
+    file.write_text("")
+    extra = {"chat_template": "…", "bos_token": "<s>", "stop": [2]}
+    tokenizer = tokenizers.Tokenizer.from_str(TOKENIZER)
+    like = dataclasses.replace(loaded("qwen3")[0], path=file, tokenizer=tokenizer, extra=extra)
+    load.write(loaded("qwen3")[1], tmp_path / "model", like=like)
+    again = files.read(tmp_path / "model")
+    assert again.tokenizer.get_vocab() == {"a": 0}
+    assert again.extra["chat_template"] == "…" and again.extra["bos_token"] == "<s>"
+    assert again.config["dtype"] == "float32"
 
 
 def test_a_scaling_is_written_in_the_keys_of_the_family(tmp_path):
