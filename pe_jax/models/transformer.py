@@ -190,6 +190,27 @@ class Transformer(Stack):
         Raises:
           ValueError: a cache and a layout that is not in order.
         """
+        x, longer = self.hidden(
+            tokens, positions=positions, segments=segments, cache=cache, key=key, layout=layout
+        )
+        logits = self.logits(x)
+        return logits if cache is None else (logits, longer)
+
+    def hidden(
+        self,
+        tokens,
+        *,
+        positions=None,
+        segments=None,
+        cache=None,
+        key=None,
+        layout: Contiguous = CONTIGUOUS,
+    ):
+        """What `logits` reads: final activations [B, T, D], and the extended cache or None.
+
+        For long rows: logits of all their tokens may not fit into memory. Arguments and errors are
+        those of `__call__`.
+        """
         tokens = jnp.asarray(tokens)
         if cache is not None and layout is not CONTIGUOUS:
             raise ValueError(f"layout={type(layout).__name__}: a cache has tokens in order")
@@ -201,8 +222,11 @@ class Transformer(Stack):
             input_positions = caches.next_positions(cache[0], tokens.shape[1], segments)
         x = self._embed(tokens, input_positions, segments, layout)
         shared = nnx.as_pure(self.shared)
-        x, cache = self._layers(x, shared, positions, segments, cache, key, layout)
-        x = self.final_norm(x)
+        x, longer = self._layers(x, shared, positions, segments, cache, key, layout)
+        return self.final_norm(x), None if cache is None else longer
+
+    def logits(self, x):
+        """Logits float32 [B, T, V] of final activations [B, T, D]."""
         # a tied table has the scale of an input; scaled so, logits start near uniform (as in T5)
         tied, cap = self.config.tied, self.config.logit_cap
         scale = self.config.logit_scale or (self.config.width**-0.5 if tied else 1.0)
@@ -211,7 +235,7 @@ class Transformer(Stack):
         logits = logits.astype(jnp.float32)
         if cap:
             logits = cap * jnp.tanh(logits / cap)
-        return logits if cache is None else (logits, cache)
+        return logits
 
     def _embed(self, tokens, positions, segments, layout=CONTIGUOUS):
         """Token embeddings, of unit variance by default, with the positions that schemes add."""

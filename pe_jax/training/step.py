@@ -20,6 +20,7 @@ from pe_jax.training import optimizer as optimizers
 from pe_jax.training import sharding
 from pe_jax.training.config import OptimizerConfig
 
+CHUNK = 1024  # tokens whose logits `last_losses` holds at once
 POSITION_FOLD = 2**31  # folded into a step's key for its positions; dropout splits the key itself
 
 
@@ -53,6 +54,33 @@ class StepMetrics(NamedTuple):
 def token_losses(logits: Any, targets: jax.Array) -> jax.Array:
     """Cross entropy of each target in nats: float32 [B, T] for logits [B, T, V]."""
     return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
+
+
+def last_losses(
+    model: Transformer, rows: jax.Array, count: int, positions: jax.Array | None = None
+) -> jax.Array:
+    """Cross entropy of the last targets of rows in nats: float32 [B, count].
+
+    Logits of at most `CHUNK` tokens per row exist at once: a vocabulary may have 262,144.
+
+    Args:
+      model: a causal model.
+      rows: token ids [B, T + 1], the targets included.
+      count: of targets, at most T.
+      positions: [B or 1, T], or None: from 0 on.
+    """
+    x, _ = model.hidden(rows[:, :-1], positions=positions)
+    size = min(count, CHUNK)
+
+    def chunks(a: jax.Array) -> jax.Array:
+        a = jnp.pad(a[:, -count:], [(0, 0), (0, -count % size)] + [(0, 0)] * (a.ndim - 2))
+        return jnp.moveaxis(a.reshape(len(a), -1, size, *a.shape[2:]), 1, 0)
+
+    def losses(chunk: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return token_losses(model.logits(chunk[0]), chunk[1])
+
+    by_chunk = jax.lax.map(losses, (chunks(x), chunks(rows[:, 1:])))
+    return jnp.moveaxis(by_chunk, 0, 1).reshape(len(rows), -1)[:, :count]
 
 
 def mean_loss(

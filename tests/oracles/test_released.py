@@ -13,7 +13,8 @@ from tests.oracles.tiny_models import drawn
 pytestmark = pytest.mark.oracles
 pytest.importorskip("gguf", reason="gguf is missing: install the extra `checkpoints`")
 
-from pe_jax.released import files  # noqa: E402
+from pe_jax.released import files, load  # noqa: E402
+from pe_jax.training.step import last_losses  # noqa: E402
 from tests.released import gguf_writing  # noqa: E402
 
 SIZES = {"layers": 4, "width": 48, "hidden": 64, "heads": 6, "length": 128}
@@ -165,6 +166,8 @@ def f(x: int) -> dict[str, float]:\n    return {"a": x ** 2, "b": [x_1 != y]}  #
 
 @pytest.mark.parametrize("name", files.PACKAGES)
 def test_embedded_models_are_read_as_transformers_reads_them(oracles, name):
+    import torch
+
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
     try:
@@ -187,5 +190,13 @@ def test_embedded_models_are_read_as_transformers_reads_them(oracles, name):
     )
     state = state_of(theirs)
     assert state.keys() == checkpoint.tensors.keys()
-    for name, x in state.items():
-        np.testing.assert_array_equal(checkpoint.tensors[name], x, err_msg=name)
+    for tensor, x in state.items():
+        np.testing.assert_array_equal(checkpoint.tensors[tensor], x, err_msg=tensor)
+    row = np.asarray(checkpoint.tokenizer.encode(code).ids[:601])[None]
+    with torch.no_grad():
+        logits = theirs(torch.tensor(row[:, :-1])).logits
+    expected = torch.nn.functional.cross_entropy(
+        logits[0], torch.tensor(row[0, 1:]), reduction="none"
+    )
+    losses = last_losses(load.model(checkpoint), row, 600)[0]
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-4)
