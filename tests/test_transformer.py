@@ -13,6 +13,7 @@ from pe_jax import positions as pos
 from pe_jax.models import generate as generation
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.generate import generate, sample
+from pe_jax.models.surgery import with_encoding
 from pe_jax.models.transformer import Transformer
 from pe_jax.training.sharding import path_name
 from tests import tiny
@@ -438,3 +439,25 @@ def test_an_encoder_has_no_cache():
 def test_a_model_needs_its_vocabulary():
     with pytest.raises(ValueError, match="model.vocab=0: pass the number of token ids"):
         Transformer(ModelConfig(), rngs=nnx.Rngs(0))
+
+
+def test_other_encodings_in_a_model_keep_its_weights_whatever_the_pattern_was():
+    pattern = "rope(base=500.0)@window=8*2,rope"
+    config = ModelConfig(vocab=31, width=16, layers=6, heads=2, encoding=pattern)
+    model = Transformer(config, rngs=nnx.Rngs(0))
+    tokens = jax.random.randint(jax.random.key(0), (1, 24), 0, 31)
+    want = model(tokens)
+    for between in (pattern, f"({pattern})*2", "nope*6"):
+        again = with_encoding(with_encoding(model, between), pattern)
+        np.testing.assert_array_equal(again(tokens), want)
+    assert np.abs(with_encoding(model, "nope")(tokens) - want).max() > 1e-3
+    other = Transformer(dataclasses.replace(config, encoding="nope"), rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(with_encoding(other, pattern)(tokens), want, atol=1e-6)
+    with pytest.raises(ValueError, match="the weights have no shared/0/table for it"):
+        with_encoding(model, "t5")
+
+
+def test_the_last_logits_are_those_of_all():
+    model = Transformer(ModelConfig(vocab=31, width=16, layers=1, heads=2), rngs=nnx.Rngs(0))
+    tokens = jnp.zeros((2, 9), jnp.int32)
+    np.testing.assert_array_equal(model(tokens, last=4), model(tokens)[:, -4:])
