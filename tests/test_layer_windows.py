@@ -11,7 +11,6 @@ from flax import nnx
 
 import pe_jax
 from experiments.measuring import flops, hlo_trip_counts
-from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import methods
 from pe_jax.encodings.terms import DistanceTerm, sums_rows
 from pe_jax.engines.decoding import cache
@@ -21,7 +20,7 @@ from pe_jax.models.config import ModelConfig
 from pe_jax.models.generate import generate
 from pe_jax.models.transformer import Transformer
 from pe_jax.training import sharding
-from pe_jax.training.config import Config, MeshConfig
+from pe_jax.training.config import MeshConfig
 from pe_jax.training.utilization import flops_per_token
 from pe_jax.validation import ConfigError
 from tests import util
@@ -249,13 +248,13 @@ def test_chunks_that_a_ring_or_a_model_of_both_directions_would_not_keep_are_ref
 @pytest.mark.parametrize("setting", ["@window=8", "@chunk=8"])
 def test_a_trained_layer_keeps_its_setting_and_a_methods_own_comes_first(setting):
     base = dataclasses.replace(SIZES, encoding=f"rope(base=500.0){setting},nope")
-    trained, config = dataclasses.replace(Config(), model=base), ExtendConfig()
+    trained = methods.Trained(base, 64, 4.0)
     ntk = "rope(scaling=ntk(factor={factor}))"
-    new = methods.extended(ntk, config, trained)
+    new = methods.extended(ntk, trained)
     scaled = "rope(base=500.0,scaling=ntk(factor=4.0))"
     assert new == f"{scaled}{setting},nope"
     assert not methods.drops_rope(new) and methods.drops_rope(f"nope{setting},nope")
-    assert methods.extended(f"{ntk}@chunk=5", config, trained) == f"{scaled}@chunk=5,nope"
+    assert methods.extended(f"{ntk}@chunk=5", trained) == f"{scaled}@chunk=5,nope"
 
 
 # Decoding.

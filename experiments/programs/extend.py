@@ -34,7 +34,7 @@ def check(
     """Checks everything before anything is compiled or written; returns the data."""
     check_comparable(bases, others)
     base, specs = bases[0], list(names(config).values())
-    models = [extended(spec, config, base.config) for spec in specs]
+    models = [extended(spec, base.trained(config.factor)) for spec in specs]
     runs = [longer(config, base, model, base.folder) for model in models]
     for name, (other, *_) in others.items():
         if Spec(other.config.model.encoding).layers in [model.layers for model in models]:
@@ -140,10 +140,9 @@ def run_methods(methods: Methods, runs: driver.Driver) -> list[dict] | None:
         searched = runs.run([methods.search()])["factors"].get("factors")
         if searched is None:
             return None
-    base = methods.bases[0].config
+    trained = methods.bases[0].trained(config.factor)
     models = {
-        name: extended(spec, config, base, searched and tuple(searched))
-        for name, spec in specs.items()
+        name: extended(spec, trained, searched and tuple(searched)) for name, spec in specs.items()
     }
     models |= {name: runs[0].config.model.encoding for name, runs in methods.others.items()}
     results = runs.run(methods.work(name, encoding) for name, encoding in models.items())

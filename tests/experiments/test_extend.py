@@ -89,32 +89,29 @@ def test_a_spec_is_filled_from_the_run_and_read_back(base, found):
     assert specs["self_extend"] == f"self_extend(window={L // 2},group=3)"  # 52 + 3·52 = 208
     assert specs["dual_chunk"] == f"dual_chunk(chunk_size={L * 3 // 4},local_size={L // 16})"
     model = ModelConfig(encoding="rope(base=500.0)*2,nope", layers=3)
-    other = dataclasses.replace(base, model=model)
     spec = "rope(scaling=yarn(factor={factor},original_length={length}))"
-    config = settings(base, "unused")
-    near, _, last = parse(methods.extended(spec, config, other))
+    near, _, last = parse(methods.extended(spec, methods.Trained(model, L, 2.0)))
     assert near.base == 500.0 and near.scaling.factor == 2.0 and near.scaling.original_length == L
     assert format_encoding(last) == "nope"
     for name, encoding in specs.items():
         assert format_encoding(parse(encoding)[0]) == encoding, name
 
 
-def test_a_rotation_more_is_added_to_the_rope_of_the_run(base):
-    model = ModelConfig(encoding="rope(base=500.0),nope", layers=2)
-    other, config = dataclasses.replace(base, model=model), settings(base, "unused")
-    first, last = parse(methods.extended("rope+temperature(floor_scale=64)", config, other))
+def test_a_rotation_more_is_added_to_the_rope_of_the_run():
+    trained = methods.Trained(ModelConfig(encoding="rope(base=500.0),nope", layers=2), L, 2.0)
+    first, last = parse(methods.extended("rope+temperature(floor_scale=64)", trained))
     rope, temperature = first.parts
     assert rope.base == 500.0 and temperature.floor_scale == 64
     assert format_encoding(last) == "nope"
 
 
-def test_learned_frequencies_are_kept_by_a_method_or_it_is_refused(base):
-    other = dataclasses.replace(base, model=ModelConfig(encoding="lerope(base=500.0)", layers=1))
-    config, linear = settings(base, "unused"), "scaling=linear(factor={factor})"
-    (kept,) = parse(methods.extended(f"lerope({linear})", config, other))
+def test_learned_frequencies_are_kept_by_a_method_or_it_is_refused():
+    trained = methods.Trained(ModelConfig(encoding="lerope(base=500.0)", layers=1), L, 2.0)
+    linear = "scaling=linear(factor={factor})"
+    (kept,) = parse(methods.extended(f"lerope({linear})", trained))
     assert kept == make("lerope", base=500.0, scaling=Linear(2.0))
     with pytest.raises(ValueError, match="drops parameters: the run's frequencies are learned"):
-        methods.extended(f"rope({linear})", config, other)
+        methods.extended(f"rope({linear})", trained)
 
 
 def test_what_a_method_adds_to_the_parameters_keeps_its_initial_values():

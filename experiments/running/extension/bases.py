@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.running.configs.extend import ExtendConfig
-from experiments.running.extension.methods import names
+from experiments.running.extension.methods import Trained, names
 from experiments.running.files import manifest as manifests
 from experiments.running.schedule.rate_search import RATES
 from experiments.running.training import trained_run
@@ -38,6 +38,10 @@ class Base(NamedTuple):
     saved: dict
     digest: str
     diverged: str = ""
+
+    def trained(self, factor: float) -> Trained:
+        """What methods are applied to, with a target of `factor` times the trained length."""
+        return Trained(self.config.model, self.config.length, factor)
 
 
 def read_runs(config: ExtendConfig) -> tuple[list[Base], dict[str, list[Base]]]:
