@@ -74,7 +74,7 @@ def judged(
             words, reason = f"{more} {what} right", statistics.p_equation(x.holm)
         row |= {
             "interval": x.interval(1),
-            "seeds": x.estimate.n,
+            f"{pairs[0][0].unit}s": x.estimate.n,
             "verdict": words + f" ({reason})" * bool(reason),
         }
     return rows

@@ -1,11 +1,12 @@
 """The report of extended contexts: loss against length, passkeys by depth and length, a table."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import rich.table
+from matplotlib.axes import Axes
 
 from experiments.reporting import plotting, results, statistics
 from experiments.reporting.accuracy_differences import judged
@@ -26,6 +27,69 @@ class Judged(NamedTuple):
     name: str
     difference: str
     words: str
+
+
+def judged_losses(verdicts: Iterable[Verdict]) -> list[Judged]:
+    """The verdicts on losses as text."""
+    rows = []
+    for v in verdicts:
+        bounds = "" if np.isnan(v.tested.low) else f" {v.tested.interval(3)}"
+        mean = statistics.number(v.difference.mean, 3, True) if v.difference else ""
+        rows.append(Judged(v.name, mean + bounds, v.words))
+    return rows
+
+
+def judged_accuracies(reference: str, differences: Iterable[dict]) -> list[Judged]:
+    """The differences of accuracies in points, as `judged` gives them, as text."""
+    rows = [Judged(reference, "", "the reference")]
+    for row in differences:
+        bounds = "" if row.get("low") is None else f" {row['interval']}"
+        mean = statistics.number(row["points"], 1, True) if "points" in row else ""
+        rows.append(Judged(row["of"], mean + bounds, row["verdict"]))
+    return rows
+
+
+def table_by_length(
+    title: str,
+    schemes: Iterable[Scheme],
+    lengths: Iterable[int],
+    cell: Callable[[Scheme, int], str],
+) -> rich.table.Table:
+    """A row per scheme, a column per length."""
+    table = rich.table.Table("encoding", title=title)
+    for length in lengths:
+        table.add_column(str(length), justify="right")
+    for scheme in schemes:
+        table.add_row(scheme.name, *(cell(scheme, length) for length in lengths))
+    return table
+
+
+def table_of_verdicts(title: str, unit: str, rows: Iterable[Judged]) -> rich.table.Table:
+    """The differences to the reference, paired by the unit, and their verdicts."""
+    table = rich.table.Table("encoding", "difference", "verdict", title=title)
+    table.caption = f"Paired by {unit}, 95 % simultaneous (Holm) intervals over all methods."
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def draw_losses(
+    axes: Axes,
+    schemes: Iterable[Scheme],
+    test: str,
+    lengths: Sequence[int],
+    trained: int,
+    target: int,
+) -> None:
+    """Loss against length, with the trained length and the target; one dot per run."""
+    ends = []
+    for scheme in schemes:
+        ends += plotting.seeds(axes, scheme, {n: scheme.cell(test, n) for n in lengths})
+    axes.set(xlabel="context (tokens)", ylabel="loss (nats per token)")
+    plotting.log2_axis(axes, lengths)
+    plotting.mark_length(axes, trained)
+    plotting.mark_length(axes, target, "target")
+    plotting.name_lines(axes, ends)
 
 
 def schemes(entries: Iterable[dict], part: str) -> tuple[Scheme, ...]:
@@ -87,7 +151,7 @@ class Page:
             rates = self.passkeys(scheme, length)
             return "–" if rates is None else statistics.shown(rates.mean(1).tolist(), 2)
 
-        tables = []
+        tables, lengths = [], self.config.eval.lengths
         for part, words in self.parts.items():
             units = {
                 f"Loss, nats per token, {PROTOCOLS[1]}": loss,
@@ -97,39 +161,21 @@ class Page:
                 caption = f"Trained at {self.length}, extended to {self.target}. {seeds}"
                 if others:
                     caption += f" Trained with that encoding: {'; '.join(s.name for s in others)}."
-                table = rich.table.Table("encoding", title=f"{unit}: {words}", caption=caption)
-                for length in self.config.eval.lengths:
-                    table.add_column(str(length), justify="right")
-                for scheme in self.schemes[part]:
-                    cells = [cell(scheme, length) for length in self.config.eval.lengths]
-                    table.add_row(scheme.name, *cells)
+                table = table_by_length(f"{unit}: {words}", self.schemes[part], lengths, cell)
+                table.caption = caption
                 tables.append(table)
             minus = f"{PROTOCOLS[1]}, minus that of {self.reference}: {words}"
             title = f"Loss at {self.target}, {minus}"
             if self.config.primary == "passkeys":
                 title = f"Passkeys at {self.target}, points, minus {self.reference}: {words}"
-            table = rich.table.Table("encoding", "difference", "verdict", title=title)
-            table.caption = "Paired by seed, 95 % simultaneous (Holm) intervals over all methods."
-            for row in self.judged(part):
-                table.add_row(*row)
-            tables.append(table)
+            tables.append(table_of_verdicts(title, "seed", self.judged(part)))
         return tables
 
     def judged(self, part: str) -> list[Judged]:
         """Every entry against the reference at the target, on the primary metric."""
-        rows = []
         if self.config.primary == "passkeys":
-            rows.append(Judged(self.reference, "", "the reference"))
-            for row in self.passkey_differences(part):
-                bounds = "" if row.get("low") is None else f" {row['interval']}"
-                mean = statistics.number(row["points"], 1, True) if "points" in row else ""
-                rows.append(Judged(row["of"], mean + bounds, row["verdict"]))
-            return rows
-        for v in self.verdicts(part):
-            bounds = "" if np.isnan(v.tested.low) else f" {v.tested.interval(3)}"
-            mean = statistics.number(v.difference.mean, 3, True) if v.difference else ""
-            rows.append(Judged(v.name, mean + bounds, v.words))
-        return rows
+            return judged_accuracies(self.reference, self.passkey_differences(part))
+        return judged_losses(self.verdicts(part))
 
     def passkey_differences(self, part: str) -> list[dict]:
         """Passkeys found at the target minus the reference's, in points: judged, for results.json.
@@ -176,15 +222,9 @@ class Page:
         count = len(self.parts)
         drawn, panels = plotting.canvas(6.4, 3.9 * count + 0.4, count, title=title)
         for axes, (part, words) in zip(panels, self.parts.items(), strict=True):
-            ends = []
-            for scheme in self.schemes[part]:
-                cells = {n: scheme.cell(protocol, n) for n in self.config.eval.lengths}
-                ends += plotting.seeds(axes, scheme, cells)
-            axes.set(xlabel="context (tokens)", ylabel="loss (nats per token)", title=words)
-            plotting.log2_axis(axes, self.config.eval.lengths)
-            plotting.mark_length(axes, self.length)
-            plotting.mark_length(axes, self.target, "target")
-            plotting.name_lines(axes, ends)
+            axes.set_title(words)
+            marks = self.length, self.target
+            draw_losses(axes, self.schemes[part], protocol, self.config.eval.lengths, *marks)
         alt = f"Loss of each method against the length of the context, {protocol}. {title}"
         return plotting.Drawing(f"loss-{protocol}", drawn, alt=alt)
 

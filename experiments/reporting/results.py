@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +105,7 @@ def losses(evaluation: dict[str, Any]) -> Numbers:
 
 def brief(problem: str) -> str:
     """A problem of a cell in one or two words, without its seeds."""
-    return problem.partition(" in seed")[0]
+    return re.split(" in (?:seed|document)", problem)[0]
 
 
 class Cell(NamedTuple):
@@ -120,7 +121,8 @@ class Scheme:
     """One encoding with its runs, by seed, and its short runs, by (rate, multiple).
 
     `folder` is that of its runs, below `runs` and `rates`; `style` is how figures draw it, None for
-    the style of its name.
+    the style of its name. `unit` is what a run is a sample of: one released model has documents
+    where trainings have seeds.
     """
 
     name: str
@@ -130,6 +132,7 @@ class Scheme:
     checks: dict[Pair, Run] = dataclasses.field(default_factory=dict)
     folder: str = ""
     style: Style | None = None
+    unit: str = "seed"
 
     def by_seed(self, read: Callable[[Run], Any]) -> tuple[dict[Any, Any], str]:
         """Seed → what `read` finds in its run; and the problems, texts, of the other seeds.
@@ -144,7 +147,7 @@ class Scheme:
             if len(seeds) == len(outcomes) and trouble == "not defined":
                 parts.append(trouble)
             else:
-                listed = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+                listed = f"{self.unit}{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
                 parts.append(f"{trouble} {'in ' * (trouble != 'missing')}{listed}")
         return good, "; ".join(parts)
 

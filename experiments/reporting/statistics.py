@@ -249,7 +249,7 @@ def _quantile(level: float, df: float) -> float:
     return float(stats.t.isf(level / 2, df))
 
 
-def judge(tested: Tested, effect: float = 0.0) -> tuple[str, str]:
+def judge(tested: Tested, effect: float = 0.0, unit: str = "seed") -> tuple[str, str]:
     """The verdict on a paired difference: its kind, and for an inconclusive one the reason, or "".
 
     LOWER and HIGHER: Holm's procedure shows that it is not 0, and its mean is at least `effect`,
@@ -259,11 +259,11 @@ def judge(tested: Tested, effect: float = 0.0) -> tuple[str, str]:
     """
     difference = tested.estimate
     if difference.n == 1:
-        return INCONCLUSIVE, "one seed"
+        return INCONCLUSIVE, f"one {unit}"
     if difference.n < CLAIM_SEEDS:
-        return INCONCLUSIVE, f"{difference.n} seeds; a claim needs {CLAIM_SEEDS}"
+        return INCONCLUSIVE, f"{difference.n} {unit}s; a claim needs {CLAIM_SEEDS}"
     if difference.low == difference.high and difference.mean != 0:
-        return INCONCLUSIVE, "all seeds gave the same number"
+        return INCONCLUSIVE, f"all {unit}s gave the same number"
     if -effect <= tested.low and tested.high <= effect:
         return SAME, "identical numbers" if difference.low == difference.high else ""
     kind = LOWER if difference.mean < 0 else HIGHER

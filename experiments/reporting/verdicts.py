@@ -134,7 +134,7 @@ class Judged(NamedTuple):
 
 
 def family(
-    pairs: Iterable[tuple[Scheme, Scheme]],
+    pairs: Sequence[tuple[Scheme, Scheme]],
     differences: Mapping[str, Estimate | None],
     alike: Sequence[Test],
     effect: float = 0.0,
@@ -148,13 +148,14 @@ def family(
         count.
       effect: the smallest of interest.
     """
-    outcomes = {}
+    outcomes, units = {}, {scheme.name: scheme.unit for scheme, _ in pairs}
     for scheme, other in pairs:
         if differences[scheme.name]:
             ours, theirs = (s.outcome(alike) for s in (scheme, other))
             outcomes[scheme.name] = None if ours == theirs else (ours, theirs)
     tested, size = statistics.family(differences, statistics.copies(outcomes, None))
-    return {n: Judged(x, *statistics.judge(x, effect)) for n, x in tested.items()}, size
+    judged = {n: Judged(x, *statistics.judge(x, effect, units[n])) for n, x in tested.items()}
+    return judged, size
 
 
 def paired_difference(

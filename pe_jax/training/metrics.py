@@ -29,8 +29,8 @@ class Progress(NamedTuple):
       label: of the run.
       step: steps done.
       steps: total number of steps.
-      loss: nats per token.
-      tokens_per_second: since the last row of metrics.
+      loss: nats per token; None before there is one.
+      tokens_per_second: since the last row of metrics; None before that.
       mfu: model FLOPs utilization; None if the devices' peak is unknown.
       seconds_left: until the last step, from the rate since the first row; None at that row.
     """
@@ -38,14 +38,16 @@ class Progress(NamedTuple):
     label: str
     step: int
     steps: int
-    loss: float
-    tokens_per_second: float
+    loss: float | None
+    tokens_per_second: float | None
     mfu: float | None = None
     seconds_left: float | None = None
 
     @property
     def speed(self) -> str:
-        """Tokens per second, and MFU where it is known."""
+        """Tokens per second, and MFU where it is known; "" before there are any."""
+        if self.tokens_per_second is None:
+            return ""
         tokens = humanize.metric(self.tokens_per_second).strip()
         return f"{tokens} tokens/s" + ("" if self.mfu is None else f", MFU {self.mfu:.0%}")
 
@@ -54,7 +56,8 @@ def log(progress: Progress) -> None:
     """Logs one line."""
     left = progress.seconds_left
     text = "" if left is None else humanize.precisedelta(round(left), format="%d") + " left"
-    logging.info("%s step %d/%d  loss %.4f  %s  %s", *progress[:4], progress.speed, text)
+    loss = "" if progress.loss is None else f"loss {progress.loss:.4f}"
+    logging.info("%s step %d/%d  %s  %s  %s", *progress[:3], loss, progress.speed, text)
 
 
 class Metrics:

@@ -163,7 +163,8 @@ class RunTable(contextlib.AbstractContextManager):
                 step, steps = (0, run.steps) if last is None else (last.step, last.steps)
                 bar = rich.progress_bar.ProgressBar(steps, step, width=BAR)
                 cells = (bar, f"{step:,}/{steps:,}") if steps else ("", "evaluation")
-                loss, speed = ("", "") if last is None else (f"{last.loss:.4f}", last.speed)
+                loss = "" if last is None or last.loss is None else f"{last.loss:.4f}"
+                speed = "" if last is None else last.speed
                 if label in visible:
                     table.add_row(name, *cells, loss, speed)
         return table
