@@ -54,11 +54,12 @@ channels (t intervals of one pair)? These rows ask for no passkey, so passkeys s
 """
 
 from experiments.running.configs.extend import ExtendConfig
+from experiments.running.configs.released import ReleasedConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 
 
-def get_config(part: str = "extend") -> Config | ExtendConfig:
+def get_config(part: str = "extend") -> Config | ExtendConfig | ReleasedConfig:
     if part == "train":
         return Config(
             workdir="runs/extend_base",
@@ -122,6 +123,20 @@ def get_config(part: str = "extend") -> Config | ExtendConfig:
             eval=EvalConfig(
                 lengths=(256, 512, 1024), windows=48, stride=128, split="test", batch_tokens=16384
             ),
+        )
+    if part == "released":
+        return ReleasedConfig()
+    if part == "released_small":
+        return ReleasedConfig(
+            workdir="runs/extend_released_small",
+            documents=3,
+            encodings=(
+                "rope",
+                "rope(scaling=yarn(factor={factor},original_length={length}))",
+                "rerope(window={window})",
+            ),
+            factor=1.5,
+            lengths=(2048, 8192, 12288),
         )
     return ExtendConfig(
         runs=("runs/extend_base",),

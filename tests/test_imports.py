@@ -144,8 +144,9 @@ def test_programs_do_not_import_programs():
         if ROOT / "examples" in path.parents:
             continue  # the top floor: they show how programs are called
         assert not imports(path) & programs, f"{module(path)} imports a program"
-        own = {module(path).replace("experiments.", "experiments.programs.", 1)}
-        assert not imports(path) & bodies - own, f"{module(path)} imports another program"
+        own = module(path).replace("experiments.", "experiments.programs.", 1)
+        others = {name for name in bodies if name not in (own, f"{own}_released")}
+        assert not imports(path) & others, f"{module(path)} imports another program"
 
 
 def test_programs_alone_are_at_the_top_of_experiments():

@@ -18,6 +18,7 @@ from experiments.running.command import help_text, launch
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig
+from experiments.running.configs.released import ReleasedConfig
 from experiments.running.configs.tasks import TasksConfig
 from pe_jax import config_fields, position_schemes
 from pe_jax.encodings.rope_scaling import SCALINGS
@@ -26,7 +27,7 @@ from pe_jax.training.config import Config
 from tests.command_lines import status
 
 ROOT = Path(__file__).parents[2]
-KINDS = [Config, CompareConfig, TasksConfig, ImagesConfig, ExtendConfig]
+KINDS = [Config, CompareConfig, TasksConfig, ImagesConfig, ExtendConfig, ReleasedConfig]
 PROGRAMS = sorted(path.stem for path in ROOT.glob("experiments/*.py") if path.stem != "__init__")
 
 

@@ -13,12 +13,12 @@ from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError, nearest
 
 
-def load(source: str, kind: type) -> Any:
+def load(source: str, *kinds: type) -> Any:
     """A draft of the config of FILE, or FILE:ARGUMENT.
 
     Raises:
       ConfigError: there is no such file, it has no `get_config` or none for the argument, or its
-        config is not a `kind`.
+        config is of none of the `kinds`.
     """
     path, *argument = [source] if Path(source).is_file() else source.split(":", 1)
     if argument and not local("--config", path).is_file():  # its folder may have a colon
@@ -45,8 +45,9 @@ def load(source: str, kind: type) -> Any:
             raise
         text = f"there is no part {error}; the file's docstring has them"
         raise ConfigError(f"--config={source}: {text}") from error
-    if not isinstance(config, kind):
-        what = f"is a {type(config).__name__}, this program takes a {kind.__name__}"
+    if not isinstance(config, kinds):
+        wanted = " or a ".join(kind.__name__ for kind in kinds)
+        what = f"is a {type(config).__name__}, this program takes a {wanted}"
         raise ConfigError(f"--config={source}: it {what}; see configs/")
     return draft(config)
 
@@ -80,5 +81,9 @@ def final(config: Any) -> Any:
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     fields = {f.name: final(getattr(config, f.name)) for f in dataclasses.fields(config)}
-    kind = type(config).__mro__[1]  # a draft is an instance of a subclass
-    return kind(**fields)
+    return kind_of(config)(**fields)
+
+
+def kind_of(config: Any) -> type:
+    """The class of the config that this is a draft of."""
+    return type(config).__mro__[1]  # a draft is an instance of a subclass

@@ -33,7 +33,7 @@ DAMAGED_PROGRAM = r"Error reading persistent compilation cache entry for '(\w+)'
 ADVICE = "write --config.FIELD=VALUE; --list=fields has them"
 
 
-def run(main: Callable[[Any], None], default: str, kind: type) -> None:
+def run(main: Callable[[Any], None], default: str, *kinds: type) -> None:
     """Parses the command line, checks the config and calls `main(config)`.
 
     `--help` and `--list=WHAT` are answered before anything else.
@@ -41,21 +41,29 @@ def run(main: Callable[[Any], None], default: str, kind: type) -> None:
     Args:
       main: the program.
       default: the config file used without `--config`.
-      kind: class of the config.
+      kinds: classes of the config: of several, the file's decides.
     """
     from ml_collections import config_flags  # programs without a config do without it
 
+    prepare_process()
+
+    def load(source: str) -> Any:
+        return config_files.load(source, *kinds)
+
+    with one_line_errors():
+        source, kind = _config_file(sys.argv), kinds[0]
+        if len(kinds) > 1:
+            kind = config_files.kind_of(load(source or default))
     repeated = [f.name for f in dataclasses.fields(kind) if help_text.is_strings(f.default)]
     if "encodings" not in repeated:
         flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
     for name in repeated:
         flags.DEFINE_multi_string(name, None, f"short for --config.{name}")
+    if hasattr(kind, "checkpoint"):
+        flags.DEFINE_string("checkpoint", None, "short for --config.checkpoint")
     flags.DEFINE_enum("list", None, [*help_text.LISTS], "prints what there is of a kind")
     distributed.define_flags()
-    prepare_process()
-    load = functools.partial(config_files.load, kind=kind)
     with one_line_errors():
-        source = _config_file(sys.argv)
         exists = os.path.isfile(os.path.expanduser(source or default))
         if what := help_text.asked(sys.argv[1:]):
             _show_help(
@@ -199,13 +207,15 @@ def _start(main: Callable[[Any], None], arguments: Sequence[str], repeated: Sequ
 
 
 def overridden(config: Any, repeated: Sequence[str]) -> Any:
-    """The config with the values of `--encoding`, or of flags that repeat."""
+    """The config with the values of `--encoding` or `--checkpoint`, and of flags that repeat."""
     if "encoding" in flags.FLAGS and flags.FLAGS.encoding is not None:
         if "config.model.encoding" in flags.FLAGS:
             both = f"encoding={flags.FLAGS.encoding!r} and config.model.encoding"
             raise ConfigError(f"{both} are the same field; give one of them")
         model = dataclasses.replace(config.model, encoding=flags.FLAGS.encoding)
         return dataclasses.replace(config, model=model)
+    if "checkpoint" in flags.FLAGS and flags.FLAGS.checkpoint is not None:
+        config = dataclasses.replace(config, checkpoint=flags.FLAGS.checkpoint)
     values_of = {name: tuple(flags.FLAGS[name].value or ()) for name in repeated}
     values_of = {name: values for name, values in values_of.items() if values}
     encodings = values_of.get("encodings", ())

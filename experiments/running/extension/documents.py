@@ -1,0 +1,99 @@
+"""Documents as a released model reads them: tokens, and rows that end at the same targets."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from experiments.running.configs.released import SHORT, ReleasedConfig
+from pe_jax.training import data
+from pe_jax.training.corpus import Corpus, Files
+from pe_jax.validation import ConfigError
+
+
+class Document(NamedTuple):
+    """A document with tokens.
+
+    Attributes:
+      number: its place in the split.
+      name: of its file.
+      text: all of it.
+      ids: its tokens, int32 [N].
+      start: what precedes every text, as <bos>: int32 [S], S may be 0.
+    """
+
+    number: int
+    name: str
+    text: str
+    ids: np.ndarray
+    start: np.ndarray
+
+    def row(self, length: int, longest: int) -> np.ndarray:
+        """A context and the next token, int32 [length + 1], from the middle of the document.
+
+        Rows of all lengths up to `longest` end with the same tokens.
+        """
+        end = (len(self.ids) + longest + 1) // 2
+        return self._after_start(end, length + 1)
+
+    def short(self, windows: int) -> np.ndarray:
+        """Short texts at equal distances, int32 [windows, SHORT + 1]."""
+        size = SHORT + 1 - len(self.start)
+        ends = np.linspace(size, len(self.ids), windows).astype(int)
+        return np.stack([self._after_start(end, SHORT + 1) for end in ends])
+
+    def _after_start(self, end: int, size: int) -> np.ndarray:
+        return np.concatenate([self.start, self.ids[end - size + len(self.start) : end]])
+
+
+def encode(tokenizer: Any, text: str) -> np.ndarray:
+    """The tokens of a text inside of a document: int32 [N]."""
+    return np.asarray(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+
+def read(config: ReleasedConfig, tokenizer: Any, corpus: Corpus, split: str) -> list[Document]:
+    """The documents of a split that are as long as the longest context.
+
+    Args:
+      config: whose `lengths` count, and whose `documents` is the number of documents.
+      tokenizer: a `tokenizers.Tokenizer`.
+      corpus: of text.
+      split: of the corpus.
+
+    Raises:
+      ConfigError: none is that long.
+    """
+    longest = max(*config.lengths, SHORT)
+    documents, found = corpus.documents(split), []
+    files = documents.files if isinstance(documents, Files) else ()
+    start = np.asarray(tokenizer.encode("", add_special_tokens=True).ids, np.int32)
+    for index in range(len(documents)):
+        text = documents[index].decode("utf-8", "replace")
+        name = Path(files[index].name).stem if files else str(index)
+        document = Document(index, name, text, encode(tokenizer, text), start)
+        if len(document.ids) <= longest:
+            size = f"{len(document.ids):,} tokens, fewer than {longest + 1:,}"
+            logging.warning("%s is left out: %s", document.name, size)
+        else:
+            found.append(document)
+        if config.documents and len(found) == config.documents:
+            break
+    if not found:
+        fix = f"no document of {split!r} has {longest + 1:,} tokens; use longer ones"
+        raise ConfigError(f"lengths={config.lengths}: {fix}")
+    if len(found) < config.documents:
+        fix = f"{len(found)} of {split!r} have {longest + 1:,} tokens; pass 0 to take these"
+        raise ConfigError(f"documents={config.documents}: {fix}")
+    return found
+
+
+def load(config: ReleasedConfig) -> Corpus:
+    """The corpus of the config.
+
+    Raises:
+      ConfigError: it cannot be read, or the workdir is part of it.
+    """
+    corpus = data.load(config.data, config.workdir)
+    assert isinstance(corpus, Corpus)  # as `data` begins with text:
+    return corpus

@@ -1,0 +1,186 @@
+"""Every way of reading longer contexts with a released model: one run per text and measure."""
+
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.running.configs.released import SHORT, ReleasedConfig
+from experiments.running.extension.documents import Document
+from experiments.running.extension.methods import Trained
+from experiments.running.extension.reader import Reader
+from experiments.running.files.run_names import folder
+from experiments.running.schedule.work import Run, Runs, Work, Worker
+from pe_jax.models.surgery import with_encoding
+from pe_jax.models.transformer import Transformer
+from pe_jax.released import families, files, load
+from pe_jax.training.metrics import Progress
+from pe_jax.validation import ConfigError
+
+LOSS, SHORT_TEXT = "loss", "short text"  # tests of the table
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+
+
+class Released(NamedTuple):
+    """A released checkpoint.
+
+    Attributes:
+      checkpoint: what `pe_jax.released.files.read` returns.
+      trained: its layers, and the length it was trained on.
+      digest: tells it from others.
+    """
+
+    checkpoint: Any
+    trained: Trained
+    digest: str
+
+
+def open_checkpoint(config: ReleasedConfig) -> Released:
+    """Reads a checkpoint's config and tokenizer, and no more of its weights than its norms.
+
+    Raises:
+      ConfigError: it has no tokenizer, no RoPE, or no trained length; a model that is not read.
+    """
+    checkpoint = files.read(config.checkpoint)
+    where = f"checkpoint={config.checkpoint!r}"
+    if checkpoint.tokenizer is None:
+        raise ConfigError(f"{where} has no tokenizer.json; copy it into the folder")
+    _, model = families.read(checkpoint.config, config.dtype)
+    length = config.length or trained_length(families.text(checkpoint.config))
+    if not length:
+        raise ConfigError(f"{where}: its config has no trained length; pass --config.length")
+    trained = Trained(model, length, config.factor, released=True)
+    if not any(trained.extends(layer) for layer in model.windows):
+        raise ConfigError(
+            f"{where}: no layer of {model.encoding!r} has RoPE beyond {length} tokens"
+        )
+    return Released(checkpoint, trained, digest(checkpoint))
+
+
+def trained_length(config: Mapping[str, Any]) -> int:
+    """The length before any scaling that a Hugging Face config of a text model has; 0: none."""
+
+    def original(value: Any) -> int | None:
+        if not isinstance(value, Mapping):
+            return None
+        inner = (original(x) for x in value.values())
+        return value.get("original_max_position_embeddings") or next(filter(None, inner), None)
+
+    known = (config.get(name) for name in LENGTHS)
+    return int(original(config) or next(filter(None, known), 0))
+
+
+def digest(checkpoint: Any) -> str:
+    """SHA-256 of the config, the tokenizer, the shapes of all weights and the values of vectors.
+
+    Norms differ in any fine-tune of all weights, and are a small part of a file.
+    """
+    tensors, sha = checkpoint.tensors, hashlib.sha256()
+    about = checkpoint.config, checkpoint.tokenizer.to_str(), sorted(tensors.shapes.items())
+    sha.update(json.dumps(about, sort_keys=True, default=str).encode())
+    for name, shape in sorted(tensors.shapes.items()):
+        if len(shape) == 1:
+            sha.update(np.asarray(tensors[name], np.float32).tobytes())
+    return sha.hexdigest()
+
+
+class Report:
+    """Reports how far a run is, in the units of `cost`, from its beginning on."""
+
+    def __init__(self, worker: Worker, steps: int):
+        self.worker, self.steps, self.begin = worker, steps, time.monotonic()
+        worker.report(Progress(worker.label, 0, steps, None, None))
+
+    def __call__(self, share: float, loss: float, tokens: int) -> None:
+        """Reports a share of the run as done: its loss in nats per token, and its tokens."""
+        step, speed = round(share * self.steps), tokens / (time.monotonic() - self.begin)
+        self.worker.report(Progress(self.worker.label, step, self.steps, loss, speed))
+
+
+def cost(length: int, texts: int = 1) -> int:
+    """The time of a run, in tokens of a short text: of a long one, attention takes as much again.
+
+    SmolLM2-135M takes twice as long per token at 8,192 tokens.
+    """
+    return texts * (length + length * length // 8192)
+
+
+class ReleasedMethods:
+    """Applies every method to a released model, and measures it on every document."""
+
+    def __init__(self, config: ReleasedConfig, released: Released, documents: list[Document]):
+        self.config, self.released, self.documents = config, released, documents
+
+        @functools.cache
+        def model(mesh: Mesh) -> Transformer:
+            several = mesh if mesh.size > 1 else None
+            return load.model(released.checkpoint, config.dtype, several)
+
+        self.model: Callable[[Mesh], Transformer] = model
+
+    def work(self, name: str, spec: str, encoding: str) -> Work:
+        """The method of that name, `spec` in the config and `encoding` for this model."""
+        steps = [steps for _, _, steps in self._cells() for _ in self.documents]
+        return Work(name, steps, self._runs(name, spec, encoding))
+
+    def _cells(self) -> list[tuple[str, int, int]]:
+        """What is measured on each document: test, length and cost."""
+        cells = [(SHORT_TEXT, SHORT, cost(SHORT, self.config.windows))]
+        return cells + [(LOSS, length, cost(length)) for length in self.config.lengths]
+
+    def _runs(self, name: str, spec: str, encoding: str) -> Runs[dict]:
+        """Runs that come to document → test → length → its result.
+
+        Raises:
+          ConfigError: saved results are another encoding's.
+        """
+        model = functools.cache(lambda mesh: with_encoding(self.model(mesh), encoding))
+        reader = functools.lru_cache(1)(lambda mesh, length: Reader(model(mesh), length))
+        by_document: dict[str, Any] = {str(d.number): {} for d in self.documents}
+        top = Path(self.config.workdir, "runs", folder(spec))
+        for test, length, steps in self._cells():
+            for document in self.documents:
+                label = f"{name} {document.name} {test} {length}"
+                file = top / f"document{document.number}" / f"{folder(test)}-{length}.json"
+                measure = functools.partial(self._measure, test, length, document, reader, encoding)
+                result = yield Run(label, file, steps, functools.partial(measure, steps))
+                if result.get("encoding", encoding) != encoding:
+                    raise ConfigError(
+                        f"encodings: {name!r} is {encoding!r} here, {result['encoding']!r} in"
+                        f" {file}; use a new --config.workdir"
+                    )
+                by_document[str(document.number)].setdefault(test, {})[str(length)] = result
+        return by_document
+
+    def _measure(
+        self,
+        test: str,
+        length: int,
+        document: Document,
+        reader: Callable[[Mesh, int], Reader],
+        encoding: str,
+        steps: int,
+        worker: Worker,
+    ) -> dict | None:
+        report = Report(worker, steps)
+        result = {"encoding": encoding, "status": "ok", "reason": ""}
+        reads, config = reader(worker.mesh, length), self.config
+        if test == SHORT_TEXT:
+            means = []
+            for row in document.short(config.windows):  # one by one: logits take much memory
+                means.append(reads.losses(row, SHORT).mean())
+                done = len(means)
+                report(done / config.windows, float(np.mean(means)), done * SHORT)
+            numbers = {test: np.array(means)}
+        else:
+            losses = reads.losses(document.row(length, max(config.lengths)), config.targets)
+            report(1, float(losses.mean()), length)
+            numbers = {test: losses}
+        rounded = {name: np.round(x.astype(float), 6).tolist() for name, x in numbers.items()}
+        return result | {"numbers": rounded}

@@ -1,0 +1,306 @@
+"""A released model at longer contexts: rows, losses, what is kept, stopped and refused."""
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+
+from experiments.programs import extend_released as program
+from experiments.reporting import released_report
+from experiments.running.configs.released import SHORT, ReleasedConfig
+from experiments.running.extension import documents, methods, released_runs
+from experiments.running.extension.released_runs import Released
+from experiments.running.files import table
+from pe_jax.models.config import ModelConfig
+from pe_jax.models.surgery import with_encoding
+from pe_jax.released import load
+from pe_jax.training.step import token_losses
+from tests.released import recorded
+from tests.test_corpus import write
+from tests.trainers import change
+
+L = 256  # the trained length
+LENGTHS = (L, 384, 2 * L)
+WORDS = np.array("the a of river stone house went into over old new bird tree and wind".split())
+YARN = "rope(scaling=yarn(factor={factor},original_length={length}))"
+REROPE = "rerope(window={window})"
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+SIZES |= {"num_key_value_heads": 1, "num_hidden_layers": 4, "vocab_size": 300}
+
+
+def text(seed: int, words: int = 900) -> bytes:
+    """Sentences of random words."""
+    drawn = np.random.default_rng(seed).choice(WORDS, (words // 9, 9))
+    return "\n".join(f"{' '.join(line).capitalize()}." for line in drawn).encode()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    files = {f"test/{name}.txt": text(n) for n, name in enumerate(("ann", "bob", "cid"))}
+    files |= {"train/x": text(7), "validation/y": text(8), "test/short.txt": b"Too short."}
+    return write(tmp_path_factory.mktemp("text"), files)
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    """A tiny llama with a tokenizer that puts <bos> before a text."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<bos>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([text(9).decode()], trainer)
+    template = tokenizers.processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 0)])
+    tokenizer.post_processor = template
+    width, inner = SIZES["hidden_size"], SIZES["intermediate_size"]
+    layer = {
+        **{f"self_attn.{x}_proj": (n, width) for x, n in (("q", 32), ("k", 16), ("v", 16))},
+        **{"self_attn.o_proj": (width, 32), "mlp.down_proj": (width, inner)},
+        **{f"mlp.{x}_proj": (inner, width) for x in ("gate", "up")},
+        **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (width,)),
+    }
+    shapes = {f"model.layers.{n}.{x}.weight": s for n in range(4) for x, s in layer.items()}
+    shapes |= {"model.embed_tokens.weight": (300, width), "model.norm.weight": (width,)}
+    weights = recorded.drawn(shapes)
+    config = {"model_type": "llama", **SIZES, "rope_theta": 1e4, "rms_norm_eps": 1e-5}
+    config |= {"max_position_embeddings": L, "tie_word_embeddings": True, "hidden_act": "silu"}
+    return dataclasses.replace(recorded.of(weights, config), tokenizer=tokenizer)
+
+
+@pytest.fixture
+def settings(data, checkpoint, tmp_path, monkeypatch):
+    """Fields → a checked config, for a workdir of this test."""
+    monkeypatch.setattr(released_runs.files, "read", lambda _: checkpoint)
+
+    def make(**fields) -> ReleasedConfig:
+        given = {"workdir": str(tmp_path / "run"), "data": data, "encodings": ("rope", REROPE)}
+        given |= {"lengths": LENGTHS, "targets": 64, "windows": 2, "tasks": ()}
+        return ReleasedConfig(**given | fields).check()
+
+    return make
+
+
+def opened(config: ReleasedConfig) -> tuple[Released, list]:
+    released = released_runs.open_checkpoint(config)
+    corpus = documents.load(config)
+    return released, documents.read(config, released.checkpoint.tokenizer, corpus, "test")
+
+
+def test_rows_of_all_lengths_end_with_the_same_targets_and_begin_with_bos(settings, data, caplog):
+    _, read = opened(settings())
+    assert [d.name for d in read] == ["ann", "bob", "cid"]
+    assert "short is left out" in caplog.text
+    for document in read:
+        rows = [document.row(n, max(LENGTHS)) for n in LENGTHS]
+        assert [len(row) for row in rows] == [n + 1 for n in LENGTHS]
+        assert all(row[0] == 0 and (row[-L:] == rows[0][-L:]).all() for row in rows)
+        joined = ",".join(map(str, document.ids))
+        assert all(",".join(map(str, row[1:])) in joined for row in rows)
+        short = document.short(4)
+        assert short.shape == (4, SHORT + 1) and (short[:, 0] == 0).all()
+        assert (short[0, 1:] == document.ids[:SHORT]).all()
+        assert (short[-1, 1:] == document.ids[-SHORT:]).all()
+
+
+def test_losses_are_those_of_the_model_with_the_encoding_and_go_into_the_table(settings):
+    lengths = L, 2 * L
+    config = settings(encodings=("rope", YARN, REROPE, "rope*2,nope"), lengths=lengths)
+    program.main(config)
+    released, read = opened(config)
+    plain = load.model(released.checkpoint)
+    rows = [row for row in table.read(Path(config.workdir, "results.csv")) if row.test == "loss"]
+    assert {row.length for row in rows} == {*lengths} and {row.seed for row in rows} == {0, 1, 2}
+    yarn = f"rope(scaling=yarn(factor=2.0,original_length={L}"
+    yarn += ",attention_factor=1.0693147180559945))"
+    pattern = "rope,rope,nope,rope"  # four layers: three do not divide them
+    encodings = {"rope": "rope", "yarn": yarn, "rerope": f"rerope(window={L // 2})"}
+    encodings["rope*2,nope"] = pattern
+    for name, encoding in encodings.items():
+        model = with_encoding(plain, encoding)
+        for document in read[:2]:
+            for length in lengths:
+                row = jnp.asarray(document.row(length, max(LENGTHS)))
+                want = token_losses(model(row[None, :-1]), row[None, 1:])[0, -64:].mean()
+                (got,) = (
+                    x.value
+                    for x in rows
+                    if (x.scheme, x.seed, x.length) == (name, document.number, length)
+                )
+                np.testing.assert_allclose(got, want, atol=1e-4)
+    results = json.loads(Path(config.workdir, "results.json").read_text())
+    assert {e["name"]: e["encoding"] for e in results["encodings"]} == encodings
+    assert results["verdicts"]["rope"] == "the reference"
+    assert (results["length"], results["target"]) == (L, 2 * L)
+    assert Path(config.workdir, "loss.png").stat().st_size > 1000
+
+
+def test_a_killed_program_repeats_nothing_and_ends_with_the_same_results(
+    settings, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(released_report.ReleasedPage, "drawings", lambda _: [])
+    whole = settings(workdir=str(tmp_path / "whole"), lengths=(L, 2 * L))
+    program.main(whole)
+    config = dataclasses.replace(whole, workdir=str(tmp_path / "stopped"))
+    losses, calls = released_runs.Reader.losses, []
+
+    def stops(reader, row, targets):
+        calls.append(len(row))
+        if len(calls) == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return losses(reader, row, targets)
+
+    monkeypatch.setattr(released_runs.Reader, "losses", stops)
+    with pytest.raises(SystemExit) as end:
+        program.main(config)
+    assert end.value.code == 128 + signal.SIGTERM
+    top = tmp_path / "stopped" / "runs"
+    before = {path: path.stat().st_mtime_ns for path in top.rglob("*.json")}
+    assert len(before) == 5  # three short texts of two windows, and two losses
+    program.main(config)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert len(calls) == 2 * (3 * 2 + 3 * 2)  # each once
+    one, other = (Path(c.workdir, "results.csv").read_text() for c in (whole, config))
+    assert one == other and len(one.splitlines()) > 1
+
+
+def test_a_method_that_fails_is_in_the_results_with_its_reason(settings, monkeypatch, capsys):
+    losses = released_runs.Reader.losses
+
+    def fails(reader, row, targets):
+        if "yarn" in str(reader.model.config.encoding) and len(row) > L + 1:
+            raise MemoryError("no room")
+        return losses(reader, row, targets)
+
+    monkeypatch.setattr(released_runs.Reader, "losses", fails)
+    config = settings(encodings=("rope", YARN), lengths=(L, 2 * L), documents=2)
+    with pytest.raises(SystemExit) as end:
+        program.main(config)
+    shown = capsys.readouterr()
+    assert end.value.code == 1 and "MemoryError: no room" in shown.err and "failed" in shown.out
+    results = json.loads(Path(config.workdir, "results.json").read_text())
+    assert "failed in documents 0, 1" in results["verdicts"]["yarn"]
+
+
+def test_key_tokens_need_the_long_context_and_are_likely_after_it():
+    short = np.array([5.0, 5.0, 3.9, 9.0, 1.0])
+    long = np.array([1.0, 2.9, 1.9, 2.1, 0.5])
+    np.testing.assert_array_equal(
+        released_report.key_tokens(short, long), [True, False, False, False, False]
+    )
+
+
+def test_key_tokens_are_found_by_the_model_as_it_is_at_its_trained_length():
+    config = ReleasedConfig(lengths=(8, 16, 32), targets=4)
+    ok = {"status": "ok", "reason": ""}
+
+    def losses(*by_length):
+        numbers = ({**ok, "numbers": {"loss": x}} for x in by_length)
+        return {"loss": dict(zip(("8", "16", "32"), numbers, strict=True))}
+
+    rope = losses([5, 5, 1, 5], [1, 1, 1, 4], [2, 4, 9, 9])
+    other = losses([7, 7, 7, 7], [3, 4, 9, 9], [1, 2, 9, 9])
+    entries = [
+        {"name": n, "spec": n, "encoding": n, "documents": {"3": x, "5": losses(*[[1] * 4] * 3)}}
+        for n, x in (("rope", rope), ("nope", other))
+    ]
+    page = released_report.ReleasedPage.of(config, 16, entries, "rope", ())
+    keys = {s.name: [s.mean("key tokens", n) for n in (8, 16, 32)] for s in page.keyed}
+    assert keys == {"rope": [5, 1, 3], "nope": [7, 3.5, 1.5]}
+    assert [*page.keyed[0].runs] == [3] and [*page.schemes[0].runs] == [3, 5]
+    rows = [row for row in page.rows() if row.test == "key tokens" and row.seed == 5]
+    assert {row.status for row in rows} == {"no key tokens"}
+
+
+def test_layers_with_a_window_within_the_trained_length_stay_as_they_are():
+    model = ModelConfig(encoding="rope(base=1e3)@window=32*2,rope(base=1e5)", layers=6)
+    trained = methods.Trained(model, 64, 2.0, released=True)
+    assert methods.extended("rope", trained) == methods.extended("rope(base=1e5)", trained)
+    near = "rope(base=1000.0)@window=32"
+    larger = methods.extended("rope(base={larger_base})", trained)
+    assert larger == f"{near},{near},rope(base=1000000.0)"
+    far = "rope(base=100000.0)"
+    every_second = methods.extended("rope,nope", trained)
+    assert every_second == ",".join([near, near, far, near, near, "nope"])
+    model = ModelConfig(encoding="rope(base=1e5)", layers=6)
+    trained = methods.Trained(model, 64, 2.0, released=True)
+    assert methods.extended("rope*3,nope", trained) == ",".join([far] * 3 + ["nope"] + [far] * 2)
+    assert methods.extended("rope,nope", trained) == f"{far},nope"
+    sinks = methods.extended("rerope(window={length})@window={length}@sinks=4", trained)
+    assert sinks == "rerope(base=100000.0,window=64)@window=64@sinks=4"
+
+
+def test_the_trained_length_is_that_before_any_scaling():
+    config = {"max_position_embeddings": 131072}
+    assert released_runs.trained_length(config) == 131072
+    scaled = {"rope_type": "llama3", "original_max_position_embeddings": 8192}
+    assert released_runs.trained_length({**config, "rope_scaling": scaled}) == 8192
+    nested = {"full_attention": scaled, "sliding_attention": {"rope_type": "default"}}
+    assert released_runs.trained_length({**config, "rope_parameters": nested}) == 8192
+    assert released_runs.trained_length({"n_positions": 1024}) == 1024
+    assert released_runs.trained_length({}) == 0
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"encodings": (REROPE,)}, "encodings: add 'rope', the model as it is"),
+        ({"targets": L}, f"targets={L}: pass fewer than the shortest of lengths, {L}"),
+        ({"lengths": (512, 256)}, "lengths=(512, 256): pass ascending"),
+        ({"encodings": ("rope", "rope")}, "name each once"),
+        ({"data": "embedded"}, "data='embedded': pass text:DIR"),
+        ({"reference": "yarn"}, "reference='yarn': pass one of the encodings"),
+    ],
+)
+def test_a_configuration_that_cannot_be_names_the_field(settings, fields, words):
+    with pytest.raises(ValueError) as error:
+        settings(**fields)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"factor": 3.0}, "add 768, 3 times the trained length"),
+        ({"encodings": ("rope", "alibi")}, "'alibi' is not for a trained RoPE"),
+        ({"encodings": ("rope", "rope(base=1e4)")}, "are the same here"),
+        ({"documents": 4}, "documents=4: 3 of 'test' have 513 tokens"),
+        ({"lengths": (L, 2 * L, 2**14)}, "no document of 'test' has 16,385 tokens"),
+        ({"length": 10**5, "lengths": (L, 2 * 10**5)}, "no document of 'test' has 200,001"),
+    ],
+)
+def test_what_cannot_be_is_refused_on_one_line(settings, capsys, fields, words):
+    config = settings(**fields)
+    with pytest.raises(SystemExit) as end:
+        program.main(config)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+    assert words in error and not Path(config.workdir).exists()
+
+
+def test_another_model_or_other_rows_need_another_workdir(
+    settings, checkpoint, capsys, monkeypatch
+):
+    config = settings(lengths=(L, 2 * L), documents=1)
+    monkeypatch.setattr(released_report.ReleasedPage, "drawings", lambda _: [])
+    program.main(config)
+    changed = dict(checkpoint.tensors)
+    changed["model.norm.weight"] = 2 * changed["model.norm.weight"]
+    other = dataclasses.replace(recorded.of(changed, checkpoint.config))
+    other = dataclasses.replace(other, tokenizer=checkpoint.tokenizer)
+    capsys.readouterr()
+    for fields, words in (({"targets": 63}, "targets=63"), ({"documents": 2}, "documents_read")):
+        with pytest.raises(SystemExit):
+            program.main(change(config, **fields))
+        assert words in capsys.readouterr().err
+    monkeypatch.setattr(released_runs.files, "read", lambda _: other)
+    with pytest.raises(SystemExit):
+        program.main(config)
+    assert "model=" in capsys.readouterr().err
