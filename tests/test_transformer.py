@@ -455,9 +455,3 @@ def test_other_encodings_in_a_model_keep_its_weights_whatever_the_pattern_was():
     np.testing.assert_allclose(with_encoding(other, pattern)(tokens), want, atol=1e-6)
     with pytest.raises(ValueError, match="the weights have no shared/0/table for it"):
         with_encoding(model, "t5")
-
-
-def test_the_last_logits_are_those_of_all():
-    model = Transformer(ModelConfig(vocab=31, width=16, layers=1, heads=2), rngs=nnx.Rngs(0))
-    tokens = jnp.zeros((2, 9), jnp.int32)
-    np.testing.assert_array_equal(model(tokens, last=4), model(tokens)[:, -4:])

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from pe_jax.models.transformer import Transformer
-from pe_jax.training.step import token_losses
+from pe_jax.training.step import last_losses, token_losses
 
 QUESTION = 128  # tokens of a question and its answer; shorter ones are filled up
 CHUNK = 1024  # the most tokens that are read into a cache at once
@@ -53,11 +53,10 @@ class Reader:
         graph, self.state = nnx.split(self.model)
 
         def losses(state: Any, row: jax.Array, targets: int) -> jax.Array:
-            logits = nnx.merge(graph, state)(row[None, :-1], last=targets)
-            return token_losses(logits[0], row[-targets:])
+            return last_losses(nnx.merge(graph, state), row[None], targets)[0]
 
         def read(state: Any, cache: Any, tokens: jax.Array) -> Any:
-            return nnx.merge(graph, state)(tokens[None], cache=cache, last=1)[1]
+            return nnx.merge(graph, state).hidden(tokens[None], cache=cache)[1]
 
         def answers(state: Any, cache: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits, _ = nnx.merge(graph, state)(tokens[None, :-1], cache=cache)
