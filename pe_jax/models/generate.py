@@ -3,6 +3,9 @@
 B batch, T prompt tokens, N new tokens, S capacity of the cache.
 """
 
+import functools
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -30,6 +33,39 @@ def decode_step(model: Transformer, token, cache, key, temperature, top_k: int, 
     """The next tokens int32 [B], and the extended cache, from tokens [B] (segments [B, 1])."""
     logits, cache = model(token[:, None], segments=segments, cache=cache)
     return sample(key, logits[:, -1], temperature, top_k), cache
+
+
+def _checked(
+    model: Transformer,
+    prompt: jax.Array,
+    new_tokens: int,
+    key: jax.Array | None,
+    temperature: float,
+    top_k: int,
+    capacity: int | None,
+) -> tuple[int, jax.Array]:
+    """The capacity of the cache and the key, once all arguments are in range."""
+    require(is_int(new_tokens, 0), "new_tokens", new_tokens, "pass an integer of at least 0")
+    ok = is_real(temperature) and temperature >= 0
+    require(ok, "temperature", temperature, "pass a number of at least 0")
+    vocab = model.config.vocab
+    ok = is_int(top_k, 0) and top_k <= vocab
+    require(ok, "top_k", top_k, f"pass an integer from 0 to the vocabulary's {vocab}")
+    if prompt.ndim != 2 or not prompt.shape[1]:
+        raise ConfigError(f"prompt has shape {list(prompt.shape)}; pass [B, T] with T >= 1")
+    ids = concrete(prompt)
+    if ids is not None and ids.size and not 0 <= ids.min() <= ids.max() < vocab:
+        worst = ids.max() if ids.max() >= vocab else ids.min()
+        raise ConfigError(f"prompt holds token id {worst}; keep 0 <= id < vocab = {vocab}")
+    total = prompt.shape[1] + new_tokens
+    if capacity is None:
+        power = max(LEAST, 1 << (total - 1).bit_length())
+        capacity = max(total, min(power, model.config.limit or power))
+    require(is_int(capacity, total), "capacity", capacity, f"prompt and new tokens need {total}")
+    if key is None:
+        require(temperature == 0, "key", key, "pass jax.random.key(seed), or temperature=0")
+        key = jax.random.key(0)
+    return capacity, key
 
 
 @python_ints
@@ -70,27 +106,9 @@ def generate(
       ValueError: an empty prompt, ids outside the vocabulary, a cache too small, values out of
         range, a length beyond what the encoding defines; segments of another shape.
     """
-    require(is_int(new_tokens, 0), "new_tokens", new_tokens, "pass an integer of at least 0")
-    ok = is_real(temperature) and temperature >= 0
-    require(ok, "temperature", temperature, "pass a number of at least 0")
-    vocab = model.config.vocab
-    ok = is_int(top_k, 0) and top_k <= vocab
-    require(ok, "top_k", top_k, f"pass an integer from 0 to the vocabulary's {vocab}")
     prompt = as_positions(prompt, name="prompt")
-    if prompt.ndim != 2 or not prompt.shape[1]:
-        raise ConfigError(f"prompt has shape {list(prompt.shape)}; pass [B, T] with T >= 1")
-    ids = concrete(prompt)
-    if ids is not None and ids.size and not 0 <= ids.min() <= ids.max() < vocab:
-        worst = ids.max() if ids.max() >= vocab else ids.min()
-        raise ConfigError(f"prompt holds token id {worst}; keep 0 <= id < vocab = {vocab}")
+    capacity, key = _checked(model, prompt, new_tokens, key, temperature, top_k, capacity)
     total = prompt.shape[1] + new_tokens
-    if capacity is None:
-        power = max(LEAST, 1 << (total - 1).bit_length())
-        capacity = max(total, min(power, model.config.limit or power))
-    require(is_int(capacity, total), "capacity", capacity, f"prompt and new tokens need {total}")
-    if key is None:
-        require(temperature == 0, "key", key, "pass jax.random.key(seed), or temperature=0")
-        key = jax.random.key(0)
     if segments is not None:
         segments = as_positions(segments, name="segments")
         fix = f"pass ids {list(prompt.shape)}, negative for padding"
@@ -111,6 +129,70 @@ def generate(
     args = key, jnp.float32(temperature), top_k
     row = _run(graph, state, jnp.pad(tokens, padding), segments, lengths, cache, *args)
     return jnp.concatenate([prompt, row[:, prompt.shape[1] : total]], axis=1)
+
+
+@python_ints
+def stream(
+    model: Transformer,
+    prompt,
+    new_tokens: int,
+    *,
+    key: jax.Array | None = None,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    stop: tuple[int, ...] = (),
+) -> Iterator[int]:
+    """The tokens that `generate` appends to one prompt, each as soon as it is drawn.
+
+    Two programs are compiled for each model, capacity and `top_k`: one reads `CHUNK` tokens of the
+    prompt, one a token.
+
+    Args:
+      model: a causal Transformer.
+      prompt: integers [T], T ≥ 1.
+      new_tokens: N ≥ 0, at most.
+      key: as for `generate`.
+      temperature: as for `generate`.
+      top_k: as for `generate`.
+      stop: tokens that end the text; they are not yielded.
+
+    Yields:
+      Token ids.
+
+    Raises:
+      ValueError: as `generate`, when the first token is asked for.
+    """
+    row = as_positions(prompt, name="prompt")[None]
+    capacity, key = _checked(model, row, new_tokens, key, temperature, top_k, None)
+    if not new_tokens:
+        return
+    length = row.shape[1]
+    model = model.at_length(length + new_tokens)
+    capacity = min([capacity, *(n for e in model.encodings if (n := e.valid_length()))])
+    cache, (graph, state) = model.init_cache(1, capacity), nnx.split(model)
+    read = (length - 1) // CHUNK * CHUNK
+    for start in range(0, read, CHUNK):
+        cache = _read(graph, state, row[:, start : start + CHUNK], cache)
+    token = row[:, read]
+    for index in range(read, length + new_tokens - 1):
+        of_step = jax.random.fold_in(key, index + 1), jnp.float32(temperature), top_k
+        drawn, cache = _step(graph, state, token, cache, *of_step)
+        token = row[:, index + 1] if index + 1 < length else drawn
+        if index + 1 >= length:
+            if int(drawn[0]) in stop:
+                return
+            yield int(drawn[0])
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _read(graph, state, tokens, cache):
+    """The cache, extended by tokens [1, n] of a prompt."""
+    return nnx.merge(graph, state)(tokens, cache=cache)[1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 6), donate_argnums=3)
+def _step(graph, state, token, cache, key, temperature, top_k: int):
+    return decode_step(nnx.merge(graph, state), token, cache, key, temperature, top_k)
 
 
 def _decode(graph, state, row, segments, lengths, cache, key, temperature, top_k):

@@ -29,13 +29,14 @@ KEYS = {  # of the most; an architecture's own come before them
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
-    "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
 }
 # Keys that are checked or used below, or have no effect on what a model computes.
 USED = {"vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count"}
-USED |= {"attention.sliding_window_pattern", "rope.freq_base_swa", "tensor_data_layout"}
-SCALING = "rope.scaling."
+USED |= {"tensor_data_layout"}
+SCALING, FREQS = "rope.scaling.", "rope_freqs.weight"
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+WINDOW = {"attention.sliding_window": "sliding_window"}
 
 ATTENTION = {f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"} | {
     "attn_output": "self_attn.o_proj"
@@ -142,7 +143,7 @@ BLOOM_OUT |= {"output": "lm_head"}
 COUNTS = {"block_count": "n_layer", "attention.head_count": "n_head"}
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", LLAMA, changed=PAIRS, wide=True),
+    "llama": Architecture("llama", LLAMA, keys=WINDOW, changed=PAIRS, wide=True),
     "smollm3": Architecture("smollm3", LLAMA, changed=PAIRS, wide=True),
     "qwen2": Architecture("qwen2", LLAMA),
     "qwen3": Architecture("qwen3", LLAMA | QK_NORMS, wide=True),
@@ -150,14 +151,14 @@ ARCHITECTURES = {
     "gemma2": Architecture(
         "gemma2",
         ATTENTION | MLP | AROUND,
-        keys={x: x for x in ("attn_logit_softcapping", "final_logit_softcapping")},
+        keys=WINDOW | {x: x for x in ("attn_logit_softcapping", "final_logit_softcapping")},
         changed=GEMMA_NORMS,
         wide=True,
     ),
     "gemma3": Architecture(
         "gemma3_text",
         ATTENTION | MLP | AROUND | QK_NORMS,
-        keys={"final_logit_softcapping": "final_logit_softcapping"},
+        keys=WINDOW | {"final_logit_softcapping": "final_logit_softcapping"},
         constants={"rope_local_base_freq": 1e4},
         changed=GEMMA_NORMS,
         wide=True,
@@ -170,7 +171,7 @@ ARCHITECTURES = {
         NORMS
         | {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
         | {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
-        keys={"rope.scaling.original_context_length": "original_max_position_embeddings"},
+        keys=WINDOW | {SCALING + "original_context_length": "original_max_position_embeddings"},
         fraction="partial_rotary_factor",
     ),
     "stablelm": Architecture(
@@ -258,6 +259,8 @@ def convert(
     left = {k.removeprefix(f"{name}."): v for k, v in keys.items() if k.startswith(f"{name}.")}
     sizes = _sizes(left)
     config = _config(name, architecture, left, raw, sizes)
+    if "rope_theta" in config:  # the config has what they say
+        raw = {key: x for key, x in raw.items() if key not in (FREQS, LONG, SHORT)}
     for key in ("bos", "eos", "padding"):
         token = keys.get(f"tokenizer.ggml.{key}_token_id")
         if token is not None:
@@ -272,7 +275,7 @@ def _sizes(left: Mapping[str, Any]) -> Sizes:
         need = "the architecture needs this key, an integer"
         require(type(numbers[name]) is int and numbers[name] > 0, name, numbers[name], need)
     heads = numbers["attention.head_count"]
-    kv_heads = left.get("attention.head_count_kv", 1 if "tensor_data_layout" in left else heads)
+    kv_heads = left.get("attention.head_count_kv", heads)
     fix = "a number per layer is not read; it must be one that divides attention.head_count"
     ok = type(kv_heads) is int and kv_heads > 0 and heads % kv_heads == 0
     require(ok, "attention.head_count_kv", kv_heads, fix)
@@ -312,13 +315,13 @@ def _config(
         require(rotated == head_dim, "rope.dimension_count", rotated, f"must be {head_dim}, all")
     if config.get("sliding_window") == 0:
         del config["sliding_window"]  # Phi-4's
-    more = _scaling(left, raw, config, rotated)
-    if more:
-        config["rope_scaling"] = more
-    special = SPECIAL.get(name)
-    used = special(config, left, raw, sizes) if special else set()
+    scaling = _scaling(left, raw, config, rotated) if "rope_theta" in config else None
+    if scaling:
+        config["rope_scaling"] = scaling
+    if name in SPECIAL:
+        SPECIAL[name](config, left, raw, sizes)
     for key, value in left.items():
-        known = key in names or key in USED or key in used or key.startswith(SCALING)
+        known = key in names or key in USED or key.startswith(SCALING)
         if not known and value not in (0, False, "", None):
             fix = f"it is not understood, and may change what {name} computes"
             raise ConfigError(f"{name}.{key}={shown(value)}: {fix}")
@@ -336,13 +339,15 @@ def _scaling(
         scaling.pop("original_context_length", None),
         scaling.pop("attn_factor", 1),
     )
-    long, short = (raw.get(f"rope_factors_{which}.weight") for which in ("long", "short"))
-    if long is not None and short is not None:
-        factors = {"long_factor": long.load().tolist(), "short_factor": short.load().tolist()}
+    if LONG in raw or SHORT in raw:
+        for name in (LONG, SHORT):
+            require(name in raw, name, None, "the file has one of the two; it needs both")
+        factors = {"long_factor": raw[LONG].load().tolist()}
+        factors |= {"short_factor": raw[SHORT].load().tolist()}
         return {"rope_type": "longrope", **factors, "attention_factor": attention}
-    if "rope_freqs.weight" in raw:
-        require(kind == "none", SCALING + "type", kind, "the file has rope_freqs.weight too")
-        factors = raw["rope_freqs.weight"].load().astype(np.float64)
+    if FREQS in raw:
+        require(kind == "none", SCALING + "type", kind, f"the file has {FREQS} too")
+        factors = raw[FREQS].load().astype(np.float64)
         return _of_factors(factors, config["rope_theta"], rotated, original)
     found: dict[str, Any] | None = None
     if kind == "linear":
@@ -375,7 +380,7 @@ def _of_factors(
     factors: np.ndarray, base: float, rotated: int, original: int | None
 ) -> dict[str, Any]:
     """Llama 3's scaling, kept as a divisor [pairs] of each frequency; or else LongRoPE's."""
-    require(len(factors) == rotated // 2, "rope_freqs.weight", factors.shape, "one per pair")
+    require(len(factors) == rotated // 2, FREQS, factors.shape, "one per pair of channels")
     scaling = Llama3(float(factors.max()))
     theta = np.asarray(frequencies(rotated, base), np.float64)
     if np.allclose(theta / scaling(theta), factors, rtol=1e-4):
@@ -391,44 +396,36 @@ def _of_factors(
     return {"rope_type": "longrope", **named, **length, "attention_factor": 1.0}
 
 
-def _llama(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Sizes) -> set[str]:
-    if "sliding_window" in config:
+def _llama(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Sizes) -> None:
+    if "sliding_window" in config:  # of the architecture "llama" alone
         config["model_type"] = "mistral"
     if "blk.0.attn_q.bias" in raw:
         config["attention_bias"] = True
     if "blk.0.ffn_up.bias" in raw:
         config["mlp_bias"] = True
-    return set()
 
 
-def _gemma(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Sizes) -> set[str]:
+def _gemma(config: dict, left: dict, raw: Mapping[str, Stored], sizes: Sizes) -> None:
     layers, width = config["num_hidden_layers"], config["hidden_size"]
     largest = LARGEST[config["model_type"].removesuffix("_text")] == layers
     config["query_pre_attn_scalar"] = width // sizes.heads if largest else config["head_dim"]
-    every = left.get("attention.sliding_window_pattern")
+    every = left.pop("attention.sliding_window_pattern", None)
     if isinstance(every, int):
         every = [(layer + 1) % every > 0 for layer in range(layers)]
     if every is not None:
         names = ("full_attention", "sliding_attention")
         config["layer_types"] = [names[bool(sliding)] for sliding in every]
-    if "rope.freq_base_swa" in left:
-        config["rope_local_base_freq"] = left["rope.freq_base_swa"]
-    return set()
+    local = left.pop("rope.freq_base_swa", None)
+    if local is not None:
+        config["rope_local_base_freq"] = local
 
 
-def _olmo2(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Sizes) -> set[str]:
-    fix = "OLMo 3 is not read from GGUF; pass a folder of the Hub"
-    require("sliding_window" not in config, "attention.sliding_window", left, fix)
-    return set()
-
-
-def _stablelm(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Sizes) -> set[str]:
+def _stablelm(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Sizes) -> None:
     config["use_qkv_bias"] = "blk.0.attn_q.bias" in raw
     config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in raw
-    return set()
 
 
-def _falcon(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Sizes) -> set[str]:
+def _falcon(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Sizes) -> None:
     two = "blk.0.attn_norm_2.weight" in raw
     config["num_kv_heads"] = sizes.kv_heads
     new = config["new_decoder_architecture"] = two or 1 < sizes.kv_heads < sizes.heads
@@ -436,22 +433,19 @@ def _falcon(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Sizes
     if new:
         config["num_ln_in_parallel_attn"] = 2 if two else 1
     config["bias"] = "blk.0.attn_qkv.bias" in raw
-    return set()
 
 
-def _mpt(config: dict, left: Mapping, raw: Mapping[str, Stored], sizes: Sizes) -> set[str]:
-    slope = left.get("attention.max_alibi_bias", 0)
+def _mpt(config: dict, left: dict, raw: Mapping[str, Stored], sizes: Sizes) -> None:
+    slope, clip = (left.pop(f"attention.{name}", 0) for name in ("max_alibi_bias", "clamp_kqv"))
     require(slope > 0, "attention.max_alibi_bias", slope, "MPT without ALiBi is not read")
     require(sizes.kv_heads == sizes.heads, "attention.head_count_kv", sizes.kv_heads, "as heads")
-    clip = left.get("attention.clamp_kqv") or None
-    config["attn_config"] = {"alibi": True, "alibi_bias_max": slope, "clip_qkv": clip}
+    config["attn_config"] = {"alibi": True, "alibi_bias_max": slope, "clip_qkv": clip or None}
     config["expansion_ratio"] = config.pop("intermediate_size") // config["d_model"]
     config["no_bias"] = not any(name.endswith(".bias") for name in raw)
-    return {"attention.max_alibi_bias", "attention.clamp_kqv"}
 
 
 SPECIAL = {"llama": _llama, "smollm3": _llama, "qwen3": _llama, "gemma2": _gemma, "gemma3": _gemma}
-SPECIAL |= {"olmo2": _olmo2, "stablelm": _stablelm, "falcon": _falcon, "mpt": _mpt}
+SPECIAL |= {"stablelm": _stablelm, "falcon": _falcon, "mpt": _mpt}
 
 
 def _tensors(
@@ -463,8 +457,8 @@ def _tensors(
     if "blk.0.attn_norm_2.weight" in raw:
         layer_names |= FALCON_NORMS
     for name, tensor in raw.items():
-        if name.startswith("rope_f") or name.endswith("attn_rot_embd.weight"):
-            continue  # factors, in the config, and frequencies, which follow from it
+        if name.endswith("attn_rot_embd.weight"):
+            continue  # frequencies, which follow from the base
         match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
         layer, part, suffix = match.groups() if match else (None, name, "")
         names = architecture.outside if layer is None else layer_names
@@ -476,9 +470,7 @@ def _tensors(
         change = architecture.changed.get(part)
         if place.endswith(".norms"):  # one of each head, which transformers has apart
             for head in range(tensor.shape[0]):
-                stored[f"{place}.{head}.{suffix}"] = Stored(
-                    tensor.shape[1:], tensor.kind, _Row(tensor, head)
-                )
+                stored[f"{place}.{head}.{suffix}"] = _row(tensor, head)
         else:
             stored[f"{place}.{suffix}"] = (
                 tensor if change is None else _changed(tensor, change, sizes)
@@ -491,12 +483,5 @@ def _changed(tensor: Stored, change: Callable, sizes: Sizes) -> Stored:
     return Stored(shape, tensor.kind, lambda: change(tensor.load(), sizes))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Row:
-    """Reads one row of a tensor."""
-
-    tensor: Stored
-    row: int
-
-    def __call__(self) -> np.ndarray:
-        return self.tensor.load()[self.row]
+def _row(tensor: Stored, row: int) -> Stored:
+    return Stored(tensor.shape[1:], tensor.kind, lambda: tensor.load()[row])

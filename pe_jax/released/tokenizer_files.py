@@ -31,6 +31,7 @@ SPLITS = {
     "llama-bpe": LLAMA3,
     "llama3": LLAMA3,
     "llama-v3": LLAMA3,
+    "dbrx": LLAMA3[:1],  # OLMo 2's
     "qwen2": (WORDS % r"\p{N}", NFC),
     "bloom": (r" ?[^(\s|[.,!?…。，、।۔،])]+",),
     "falcon": ("falcon",),

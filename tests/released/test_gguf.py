@@ -354,6 +354,7 @@ REFUSED = {  # keys that a writer adds, and what the line says
         ),
         "yarn_ext_factor",
     ),
+    "window": (lambda w: w.add_sliding_window_pattern(2), "llama.attention.sliding_window_pattern"),
     "parts": (lambda w: w.add_uint16("split.count", 3), "llama-gguf-split --merge"),
 }
 
@@ -371,6 +372,19 @@ def test_a_tensor_that_is_not_understood_is_an_error(tmp_path):
     extra = {"blk.0.attn_sinks.weight": (np.zeros(4, np.float32), None)}
     with pytest.raises(ConfigError, match="tensor blk.0.attn_sinks.weight is not one of llama"):
         files.read(llama(tmp_path, tensors=extra))
+
+
+def test_one_of_two_lists_of_factors_is_an_error(tmp_path):
+    extra = {"rope_factors_long.weight": (np.ones(1, np.float32), None)}
+    with pytest.raises(ConfigError, match="rope_factors_short.weight=None: the file has one"):
+        files.read(llama(tmp_path, tensors=extra))
+
+
+def test_a_window_that_an_architecture_does_not_have_is_an_error(tmp_path):
+    config = {**{key: x for key, x in LLAMA.items() if key != "head_dim"}, "window": 5}
+    assert files.read(llama(tmp_path, config)).config["model_type"] == "mistral"
+    with pytest.raises(ConfigError, match="qwen2.attention.sliding_window=5: it is not understood"):
+        files.read(llama(tmp_path, config, "qwen2"))
 
 
 def test_heads_of_which_a_part_rotates_must_be_said(tmp_path):
