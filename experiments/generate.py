@@ -29,6 +29,7 @@ def main() -> None:
         return
     if values["workdir"].present:
         raise ConfigError("--checkpoint and --workdir are two models; pass one of them")
+    launch.keep_programs()
     for piece in answer(values.checkpoint, values.prompt, *options, chat=values.chat):
         print(piece, end="", flush=True)
     print()
@@ -79,6 +80,7 @@ def answer(
     import numpy as np
 
     from pe_jax.models.generate import stream
+    from pe_jax.models.surgery import layer_by_layer
     from pe_jax.released import files, load
 
     checkpoint = files.read(source)
@@ -90,7 +92,7 @@ def answer(
     ids = tokenizer.encode(words, add_special_tokens=not chat).ids
     if not ids:
         raise ConfigError("prompt='': pass at least one character")
-    model = load.model(checkpoint)
+    model = layer_by_layer(load.model(checkpoint))
     if not chat:
         yield prompt
     key, stop = jax.random.key(seed), tuple(extra.get("stop", ()))
