@@ -51,6 +51,7 @@ OPTIONAL = {  # compared with where it is, needed nowhere
     "tools.gpu_code": ("triton",),
     "tools.compile_gpu": (),
     "tools.hf_types": ("torch", "transformers"),
+    "tools.released_speed": ("torch", "transformers"),
     "experiments.measuring.torch_attention": ("torch",),
     "experiments.measuring.torch_model": ("torch",),
     "examples.hf": ("torch",),

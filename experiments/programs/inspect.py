@@ -4,7 +4,6 @@ T tokens, n tokens read.
 """
 
 import functools
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,14 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from experiments.measuring import passages
 from experiments.running.command import launch
 from pe_jax import hf
 from pe_jax.hf.layers import rotation_of
 from pe_jax.models.transformer import Transformer
-from pe_jax.released import files, load
+from pe_jax.released import files, load, tokenizer_files
 from pe_jax.released.checkpoint import Checkpoint
-from pe_jax.training import corpus
-from pe_jax.training.paths import local
 from pe_jax.training.step import last_losses
 from pe_jax.validation import ConfigError
 
@@ -41,11 +39,9 @@ def main(source: str, text: str | None, dtype: str, probe: bool) -> None:
         print(f"{title:<12} {words}")
     if not probe:
         return
-    if checkpoint.tokenizer is None:
-        raise ConfigError(f"{checkpoint.path}: no tokenizer.json, which the probe needs; add it")
+    tokens = passages.ids(checkpoint, text, LENGTHS[0] + 1, LENGTHS[-1])
     launch.keep_programs()
-    model, tokens = load.model(checkpoint, dtype), ids(checkpoint, text)
-    begin = first(checkpoint.tokenizer)
+    model, begin = load.model(checkpoint, dtype), tokenizer_files.first(checkpoint.tokenizer)
     print(f"\nThe loss of a passage of {PASSAGE} tokens, read from a position on")
     print(f"{'position':>10} {'nats per token':>16}", flush=True)
     for offset, nats in by_offset(model, begin, tokens):
@@ -100,37 +96,10 @@ def description(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
 def tokens_of(checkpoint: Checkpoint) -> str:
     """The tokenizer in words."""
     tokenizer = checkpoint.tokenizer
-    begin = "".join(map(tokenizer.id_to_token, first(tokenizer)))
+    begin = "".join(map(tokenizer.id_to_token, tokenizer_files.first(tokenizer)))
     chat = "a" if "chat_template" in checkpoint.extra else "no"
     words = f"texts begin with {begin}" if begin else "texts begin with no token"
     return f"{tokenizer.get_vocab_size():,} tokens; {words}; {chat} template for chats"
-
-
-def first(tokenizer: Any) -> list[int]:
-    """The tokens that the tokenizer puts before a text."""
-    encoded = tokenizer.encode("a")
-    marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
-    return [token for token, _ in itertools.takewhile(lambda pair: pair[1], marked)]
-
-
-def ids(checkpoint: Checkpoint, text: str | None) -> list[int]:
-    """The tokens of a file, or of the longest test document of the embedded corpus.
-
-    Raises:
-      ConfigError: they are fewer than the shortest context needs.
-    """
-    if text is None:
-        documents = corpus.embedded().documents("test")
-        content = max((documents[i] for i in range(len(documents))), key=len).decode()
-    else:
-        path = local("text", text)
-        content = path.read_text(encoding="utf-8", errors="replace")
-    tokens = checkpoint.tokenizer.encode(content, add_special_tokens=False).ids
-    if len(tokens) <= LENGTHS[0]:
-        raise ConfigError(
-            f"text={text!r}: {len(tokens)} tokens; pass a text of {LENGTHS[-1]} or more"
-        )
-    return tokens
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))

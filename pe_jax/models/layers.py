@@ -105,22 +105,10 @@ class Attention(nnx.Module):
 
     def __call__(self, x, shared, positions, segments, cache, layout=CONTIGUOUS):
         """[B, T, D] → [B, T, D], and the extended cache if there is one."""
-        rows = (*x.shape[:-1], -1, self.dims.head_dim)
-        q, k, v = (projection(x).reshape(rows) for projection in (self.q, self.k, self.v))
-        if self.config.qk_norm:
-            q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
-        if self.fold != 1:
-            q = self.fold * q
-        options: Any = dict(
-            x=x,
-            encoding=self.encoding,
-            params=Params(shared, nnx.as_pure(self.params)),
-            dims=self.dims,
-            embedded=True,  # by the model, before the first layer
-            scale=self.config.attention_scale or None,
-            logit_cap=self.config.attention_cap or None,
-            implementation=None if self.config.attention == "auto" else self.config.attention,
-        )
+        q, k, v = self.vectors(x)
+        engine = self.config.attention
+        options = self.options(x, shared)
+        options["implementation"] = None if engine == "auto" else engine
         if cache is None:
             y = attention(
                 q,
@@ -135,6 +123,26 @@ class Attention(nnx.Module):
         else:
             y, cache = caches.extend(cache, q, k, v, positions, segments=segments, **options)
         return self.out(y.reshape(*x.shape[:-1], -1)), cache
+
+    def options(self, x, shared) -> dict[str, Any]:
+        """What the layer passes to `pe_jax.attention` beside its vectors."""
+        return {
+            "x": x,
+            "encoding": self.encoding,
+            "params": Params(shared, nnx.as_pure(self.params)),
+            "dims": self.dims,
+            "embedded": True,  # by the model, before the first layer
+            "scale": self.config.attention_scale or None,
+            "logit_cap": self.config.attention_cap or None,
+        }
+
+    def vectors(self, x):
+        """Queries [B, T, H, E], keys and values [B, T, K, E] before the encoding."""
+        rows = (*x.shape[:-1], -1, self.dims.head_dim)
+        q, k, v = (projection(x).reshape(rows) for projection in (self.q, self.k, self.v))
+        if self.config.qk_norm:
+            q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        return (q if self.fold == 1 else self.fold * q), k, v
 
     def _normed(self, norm, y):
         """[B, T, H, E], normalised per head or over all heads."""

@@ -5,6 +5,7 @@ A GGUF file has tokens with their types, merges or scores, and the name of a pre
 union has the highest is merged first, so they are merges in another form.
 """
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,10 @@ def _finish(tokenizer: Any, own: Mapping[str, Any], vocab: dict[str, int], begin
             single=[*first, "$A", *last], special_tokens=list(named.values())
         )
     return tokenizer
+
+
+def first(tokenizer: Any) -> list[int]:
+    """The tokens that the tokenizer puts before a text."""
+    encoded = tokenizer.encode("a")
+    marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+    return [token for token, _ in itertools.takewhile(lambda pair: pair[1], marked)]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from experiments import generate
+from experiments.measuring import passages
 from experiments.programs import inspect
 from pe_jax.models.generate import generate as generated
-from pe_jax.released import files, load
+from pe_jax.released import files, load, tokenizer_files
 from pe_jax.training import tokenizer
 from pe_jax.training.step import last_losses, token_losses
 from pe_jax.validation import ConfigError
@@ -94,22 +95,22 @@ def test_learned_positions_end_the_probe_where_their_table_does(folder, small, m
 def test_a_text_that_is_too_short_is_refused(folder, tmp_path):
     (tmp_path / "text").write_text("short")
     with pytest.raises(ConfigError, match="tokens; pass a text of 8192 or more"):
-        inspect.ids(files.read(folder), str(tmp_path / "text"))
+        passages.ids(files.read(folder), str(tmp_path / "text"), 1025, 8192)
 
 
 def test_the_probe_has_a_text_of_its_own(folder):
-    assert len(inspect.ids(files.read(folder), None)) > inspect.LENGTHS[-1]
+    assert len(passages.ids(files.read(folder), None, 1025, 8192)) > inspect.LENGTHS[-1]
 
 
 def test_special_tokens_begin_the_rows_of_the_probe(folder):
     import tokenizers
 
     model = files.read(folder).tokenizer
-    assert inspect.first(model) == []
+    assert tokenizer_files.first(model) == []
     model.post_processor = tokenizers.processors.TemplateProcessing(
         single=["<|endoftext|>", "$A", "<|endoftext|>"], special_tokens=[("<|endoftext|>", 0)]
     )
-    assert inspect.first(model) == [0]
+    assert tokenizer_files.first(model) == [0]
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 11])

@@ -7,6 +7,7 @@ import numpy as np
 from absl import logging
 
 from experiments.running.configs.released import SHORT, ReleasedConfig
+from pe_jax.released import tokenizer_files
 from pe_jax.training import data
 from pe_jax.training.corpus import Corpus, Files
 from pe_jax.validation import ConfigError
@@ -67,7 +68,7 @@ def read(config: ReleasedConfig, tokenizer: Any, corpus: Corpus, split: str) -> 
     longest = max(*config.lengths, SHORT)
     documents, found = corpus.documents(split), []
     files = documents.files if isinstance(documents, Files) else ()
-    start = np.asarray(tokenizer.encode("", add_special_tokens=True).ids, np.int32)
+    start = np.asarray(tokenizer_files.first(tokenizer), np.int32)
     for index in range(len(documents)):
         text = documents[index].decode("utf-8", "replace")
         name = Path(files[index].name).stem if files else str(index)
