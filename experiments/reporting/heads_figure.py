@@ -122,7 +122,7 @@ def _without(axes: Axes, findings: Findings) -> str:
     worst = int(np.nanargmax(lost))
     said = f"{lost[worst]:.2f} nats in layer {worst}"
     axes.barh(np.arange(len(lost)), np.nan_to_num(lost), color=plotting.SHADES[1], height=0.7)
-    axes.invert_yaxis()
+    axes.set_ylim(len(lost) - 0.5, -0.5)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     axes.set_title(f"One layer without positions: {said}", fontsize=9.5)
