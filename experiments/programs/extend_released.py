@@ -12,8 +12,14 @@ from experiments.reporting.released_report import ReleasedPage
 from experiments.running.configs.released import ReleasedConfig
 from experiments.running.extension import documents
 from experiments.running.extension.documents import Document
+from experiments.running.extension.haystacks import TASKS
 from experiments.running.extension.methods import extended, filled
-from experiments.running.extension.released_runs import Released, ReleasedMethods, open_checkpoint
+from experiments.running.extension.released_runs import (
+    Released,
+    ReleasedMethods,
+    make_texts,
+    open_checkpoint,
+)
 from experiments.running.files.run_names import short_names
 from experiments.running.process.devices import run_meshes
 from experiments.running.process.errors import one_line_errors
@@ -80,8 +86,9 @@ def main(config: ReleasedConfig) -> None:
         now = described(config, released, corpus, read)
         if (workdir / "config.json").exists():
             check_same(json.loads((workdir / "config.json").read_text()), now, BINDING)
+        asked = make_texts(config, released.checkpoint.tokenizer, read)
     with driver.opened(workdir, "config.json", now, meshes) as runs:
-        methods = ReleasedMethods(config, released, read)
+        methods = ReleasedMethods(config, released, read, asked)
         entries = run_methods(methods, runs)
         write_results(config, released, now, entries)
 
@@ -103,7 +110,8 @@ def write_results(config: ReleasedConfig, released: Released, now: dict, entries
     """Writes results.json, tables and figures."""
     by_spec = {entry["spec"]: entry["name"] for entry in entries}
     length, reference = released.trained.length, by_spec[config.reference]
-    page = ReleasedPage.of(config, length, entries, reference, ())
+    tests = tuple(test for task in config.tasks for test in TASKS[task].tests)
+    page = ReleasedPage.of(config, length, entries, reference, tests)
     results: dict = {"verdicts": {v.name: v.words for v in page.verdicts()}}
     if page.tasks:
         results["differences"] = page.differences()

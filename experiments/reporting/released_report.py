@@ -21,6 +21,7 @@ from experiments.reporting.extension_report import (
 from experiments.reporting.results import Run, Scheme, brief, told_apart
 from experiments.reporting.verdicts import Verdict, decide
 from experiments.running.configs.released import SHORT, ReleasedConfig
+from experiments.running.extension.haystacks import TASKS
 from experiments.running.files.table import Numbers, Row, Test
 
 LOSS, SHORT_TEXT, KEYS = "loss", "short text", "key tokens"  # tests of the table
@@ -48,7 +49,8 @@ def _numbers(by_test: Mapping[str, Mapping[str, dict]], keys: np.ndarray) -> Num
     for test, by_length in by_test.items():
         for length, result in by_length.items():
             if result["status"] != "ok":
-                numbers[test, int(length)] = result["status"]
+                names = TASKS[test].tests if test in TASKS else (test,)
+                numbers |= {(name, int(length)): result["status"] for name in names}
                 continue
             for name, values in result["numbers"].items():
                 mean = np.mean(np.asarray(values, np.float64), keepdims=True)
@@ -119,7 +121,8 @@ class ReleasedPage:
 
     def rows(self) -> Iterator[Row]:
         """The table of all numbers; documents take the place of seeds."""
-        tests = [(name, n) for name in (LOSS, KEYS, *self.tasks) for n in self.config.lengths]
+        names = (LOSS, KEYS, *self.tasks, *(f"{task}: loss" for task in self.tasks))
+        tests = [(name, n) for name in names for n in self.config.lengths]
         yield from results.rows(self.schemes, [(SHORT_TEXT, SHORT), *tests])
 
     def tables(self) -> list[rich.table.Table]:

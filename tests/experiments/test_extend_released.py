@@ -9,70 +9,35 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tokenizers
 
 from experiments.programs import extend_released as program
 from experiments.reporting import released_report
 from experiments.running.configs.released import SHORT, ReleasedConfig
-from experiments.running.extension import documents, methods, released_runs
+from experiments.running.extension import documents, methods, reader, released_runs
 from experiments.running.extension.released_runs import Released
 from experiments.running.files import table
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.surgery import with_encoding
 from pe_jax.released import load
 from pe_jax.training.step import token_losses
+from tests.experiments import tiny_released
 from tests.released import recorded
-from tests.test_corpus import write
 from tests.trainers import change
 
 L = 256  # the trained length
 LENGTHS = (L, 384, 2 * L)
-WORDS = np.array("the a of river stone house went into over old new bird tree and wind".split())
 YARN = "rope(scaling=yarn(factor={factor},original_length={length}))"
 REROPE = "rerope(window={window})"
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
-SIZES |= {"num_key_value_heads": 1, "num_hidden_layers": 4, "vocab_size": 300}
-
-
-def text(seed: int, words: int = 900) -> bytes:
-    """Sentences of random words."""
-    drawn = np.random.default_rng(seed).choice(WORDS, (words // 9, 9))
-    return "\n".join(f"{' '.join(line).capitalize()}." for line in drawn).encode()
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> str:
-    files = {f"test/{name}.txt": text(n) for n, name in enumerate(("ann", "bob", "cid"))}
-    files |= {"train/x": text(7), "validation/y": text(8), "test/short.txt": b"Too short."}
-    return write(tmp_path_factory.mktemp("text"), files)
+    return tiny_released.data(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
 def checkpoint():
-    """A tiny llama with a tokenizer that puts <bos> before a text."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<bos>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([text(9).decode()], trainer)
-    template = tokenizers.processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 0)])
-    tokenizer.post_processor = template
-    width, inner = SIZES["hidden_size"], SIZES["intermediate_size"]
-    layer = {
-        **{f"self_attn.{x}_proj": (n, width) for x, n in (("q", 32), ("k", 16), ("v", 16))},
-        **{"self_attn.o_proj": (width, 32), "mlp.down_proj": (width, inner)},
-        **{f"mlp.{x}_proj": (inner, width) for x in ("gate", "up")},
-        **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (width,)),
-    }
-    shapes = {f"model.layers.{n}.{x}.weight": s for n in range(4) for x, s in layer.items()}
-    shapes |= {"model.embed_tokens.weight": (300, width), "model.norm.weight": (width,)}
-    weights = recorded.drawn(shapes)
-    config = {"model_type": "llama", **SIZES, "rope_theta": 1e4, "rms_norm_eps": 1e-5}
-    config |= {"max_position_embeddings": L, "tie_word_embeddings": True, "hidden_act": "silu"}
-    return dataclasses.replace(recorded.of(weights, config), tokenizer=tokenizer)
+    return tiny_released.checkpoint(L)
 
 
 @pytest.fixture
@@ -112,7 +77,7 @@ def test_rows_of_all_lengths_end_with_the_same_targets_and_begin_with_bos(settin
 
 def test_losses_are_those_of_the_model_with_the_encoding_and_go_into_the_table(settings):
     lengths = L, 2 * L
-    config = settings(encodings=("rope", YARN, REROPE, "rope*2,nope"), lengths=lengths)
+    config = settings(encodings=("rope", YARN, "rope*2,nope"), lengths=lengths)
     program.main(config)
     released, read = opened(config)
     plain = load.model(released.checkpoint)
@@ -121,11 +86,10 @@ def test_losses_are_those_of_the_model_with_the_encoding_and_go_into_the_table(s
     yarn = f"rope(scaling=yarn(factor=2.0,original_length={L}"
     yarn += ",attention_factor=1.0693147180559945))"
     pattern = "rope,rope,nope,rope"  # four layers: three do not divide them
-    encodings = {"rope": "rope", "yarn": yarn, "rerope": f"rerope(window={L // 2})"}
-    encodings["rope*2,nope"] = pattern
+    encodings = {"rope": "rope", "yarn": yarn, "rope*2,nope": pattern}
     for name, encoding in encodings.items():
         model = with_encoding(plain, encoding)
-        for document in read[:2]:
+        for document in read[1:2]:
             for length in lengths:
                 row = jnp.asarray(document.row(length, max(LENGTHS)))
                 want = token_losses(model(row[None, :-1]), row[None, 1:])[0, -64:].mean()
@@ -140,6 +104,66 @@ def test_losses_are_those_of_the_model_with_the_encoding_and_go_into_the_table(s
     assert results["verdicts"]["rope"] == "the reference"
     assert (results["length"], results["target"]) == (L, 2 * L)
     assert Path(config.workdir, "loss.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    ["rope,nope", f"rerope(window={L})@window={L}@sinks=4"],
+)
+def test_answers_from_a_cache_are_those_of_one_pass_over_the_text(checkpoint, encoding):
+    model = with_encoding(load.model(checkpoint), encoding)
+    reads, rng = reader.Reader(model, 5 * L), np.random.default_rng(0)
+    size = reader.room(5 * L)
+    assert 4 * L < size <= 5 * L - reader.QUESTION
+    text, question = rng.integers(1, 600, size), rng.integers(1, 600, 21)
+    counts, caches = zip(*reads.read(text), strict=True)
+    assert sum(counts) == size and len(counts) > 1
+    for _ in range(2):  # the cache is as it was
+        answer = reads.answer(caches[-1], question)
+    whole = jnp.asarray(np.concatenate([text, question]))[None]
+    logits = model(whole[:, :-1])[:, -20:]
+    assert answer.likeliest.tolist() == logits[0].argmax(-1).tolist()
+    want = token_losses(logits, whole[:, -20:])[0]
+    np.testing.assert_allclose(answer.losses, want, atol=1e-4)
+
+
+def test_an_answer_is_right_where_greedy_decoding_gives_it():
+    asked = []
+
+    def ask(tokens):  # it always counts on
+        asked.append(tokens.tolist())
+        return reader.Answer(tokens[:-1] + 1, np.arange(len(tokens) - 1.0))
+
+    def score(*items, others=()):
+        return reader.score(
+            ask, np.array([3, 4]), [*map(np.array, items)], [*map(np.array, others)]
+        )
+
+    assert score([5, 6]) == (1, 1.5) and asked == [[3, 4, 5, 6]]
+    assert score([5, 7])[0] == 0
+    assert score([5], [9], [10, 11], [0], [9]) == (2 / 3, np.mean([1, 3, 4, 6]))
+    assert score([6], others=[[7], [5, 6]])[0] == 1 and asked[-1] == [3, 4, 5, 6]
+    assert score([6], others=[[7], [5, 7]])[0] == 0
+
+
+def test_every_question_is_asked_of_every_method(settings, monkeypatch):
+    config = settings(lengths=(4 * L,), factor=4.0, tasks=("text", "facts"), samples=2, documents=2)
+    monkeypatch.setattr(reader, "CHUNK", 500)
+    program.main(config)
+    rows = table.read(Path(config.workdir, "results.csv"))
+    names = ("needles in text", "several values", "one fact", "two facts", "three facts")
+    for name in names:
+        for test in (name, f"{name}: loss"):
+            found = [row for row in rows if row.test == test]
+            keys = {(row.scheme, row.seed, row.length) for row in found}
+            assert len(found) == len(keys) == 2 * 2
+            assert all(row.status == "ok" and row.value >= 0 for row in found)
+    losses = {(r.scheme, r.seed): r.value for r in rows if r.test == "one fact: loss"}
+    assert losses["rope", 0] != losses["rerope", 0]
+    results = json.loads(Path(config.workdir, "results.json").read_text())
+    (row,) = results["differences"]
+    assert (row["of"], row["minus"]) == ("rerope", "rope")
+    assert Path(config.workdir, "tasks.png").stat().st_size > 1000
 
 
 def test_a_killed_program_repeats_nothing_and_ends_with_the_same_results(
@@ -273,6 +297,8 @@ def test_a_configuration_that_cannot_be_names_the_field(settings, fields, words)
         ({"encodings": ("rope", "rope(base=1e4)")}, "are the same here"),
         ({"documents": 4}, "documents=4: 3 of 'test' have 513 tokens"),
         ({"lengths": (L, 2 * L, 2**14)}, "no document of 'test' has 16,385 tokens"),
+        ({"tasks": ("facts",)}, "lengths: 128 tokens of text: what is hidden takes"),
+        ({"tasks": ("babi",)}, "tasks: 'babi' is unknown; pass some of noise, text"),
         ({"length": 10**5, "lengths": (L, 2 * 10**5)}, "no document of 'test' has 200,001"),
     ],
 )

@@ -91,7 +91,11 @@ class ReleasedConfig(Sweep):
     )
     targets: int = int_field(1024, 1)
     windows: int = int_field(8, 1)
-    tasks: tuple[str, ...] = ranged((), "different names", lambda v: not v or different(v))
+    tasks: tuple[str, ...] = ranged(
+        ("noise", "text", "keys", "common", "frequent", "facts"),
+        "different names",
+        lambda v: not v or different(v),
+    )
     samples: int = int_field(6, 1)
     search: int = int_field(64, 1)
     seed: int = seed_field()

@@ -35,17 +35,20 @@ class Document(NamedTuple):
 
         Rows of all lengths up to `longest` end with the same tokens.
         """
+        inside = self.tokens(length + 1 - len(self.start), longest)
+        return np.concatenate([self.start, inside])
+
+    def tokens(self, count: int, longest: int) -> np.ndarray:
+        """Tokens of the document, int32 [count], up to where rows end."""
         end = (len(self.ids) + longest + 1) // 2
-        return self._after_start(end, length + 1)
+        return self.ids[end - count : end]
 
     def short(self, windows: int) -> np.ndarray:
         """Short texts at equal distances, int32 [windows, SHORT + 1]."""
         size = SHORT + 1 - len(self.start)
         ends = np.linspace(size, len(self.ids), windows).astype(int)
-        return np.stack([self._after_start(end, SHORT + 1) for end in ends])
-
-    def _after_start(self, end: int, size: int) -> np.ndarray:
-        return np.concatenate([self.start, self.ids[end - size + len(self.start) : end]])
+        rows = [np.concatenate([self.start, self.ids[end - size : end]]) for end in ends]
+        return np.stack(rows)
 
 
 def encode(tokenizer: Any, text: str) -> np.ndarray:

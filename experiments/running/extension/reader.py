@@ -70,13 +70,16 @@ class Reader:
         """Loss of the last targets of a row [T + 1], in nats: float32 [targets]."""
         return np.asarray(self._losses(self.state, jnp.asarray(row), targets))
 
-    def read(self, tokens: np.ndarray) -> Iterator[Any]:
-        """Reads `room(length)` tokens into a cache, which is yielded after each chunk of them."""
+    def read(self, tokens: np.ndarray) -> Iterator[tuple[int, Any]]:
+        """Reads `room(length)` tokens into a cache: yields (tokens of a chunk, the cache after it).
+
+        A cache is good until the next one is asked for.
+        """
         cache = self.model.init_cache(1, self.length)
         size = _chunk(self.length)
         for begin in range(0, len(tokens), size):
             cache = self._read(self.state, cache, jnp.asarray(tokens[begin : begin + size]))
-            yield jax.block_until_ready(cache)
+            yield size, jax.block_until_ready(cache)
 
     def answer(self, cache: Any, tokens: np.ndarray) -> Answer:
         """What follows each but the last of up to `QUESTION` + 1 tokens after those of a cache."""
@@ -97,9 +100,8 @@ def score(
     Args:
       ask: what a model thinks of tokens.
       prompt: tokens of the question, and of the beginning of its answer.
-      items: tokens of each item, after the true ones before it; the first of a pair of arrays that
-        follow each other need not be known, as a comma: odd places are not scored.
-      others: instead of a single item, these are right too.
+      items: tokens of each item; those at odd places are given, as commas, and not scored.
+      others: in place of a single item, these are right too.
     """
     row = np.concatenate([prompt, *items])
     answer, begin, right, losses = ask(row), len(prompt) - 1, [], []

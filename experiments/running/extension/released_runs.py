@@ -12,9 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.running.configs.released import SHORT, ReleasedConfig
-from experiments.running.extension.documents import Document
+from experiments.running.extension.documents import Document, encode
+from experiments.running.extension.haystacks import TASKS, Haystack, Maker, vocabulary
 from experiments.running.extension.methods import Trained
-from experiments.running.extension.reader import Reader
+from experiments.running.extension.reader import QUESTION, Reader, room, score
 from experiments.running.files.run_names import folder
 from experiments.running.schedule.work import Run, Runs, Work, Worker
 from pe_jax.models.surgery import with_encoding
@@ -24,6 +25,7 @@ from pe_jax.training.metrics import Progress
 from pe_jax.validation import ConfigError
 
 LOSS, SHORT_TEXT = "loss", "short text"  # tests of the table
+Asked = dict[tuple[str, int, int], Haystack]  # by task, length and number of the document
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 
 
@@ -97,8 +99,8 @@ class Report:
         self.worker, self.steps, self.begin = worker, steps, time.monotonic()
         worker.report(Progress(worker.label, 0, steps, None, None))
 
-    def __call__(self, share: float, loss: float, tokens: int) -> None:
-        """Reports a share of the run as done: its loss in nats per token, and its tokens."""
+    def __call__(self, share: float, loss: float | None, tokens: int) -> None:
+        """Reports a share of the run as done: its loss in nats per token, if known; its tokens."""
         step, speed = round(share * self.steps), tokens / (time.monotonic() - self.begin)
         self.worker.report(Progress(self.worker.label, step, self.steps, loss, speed))
 
@@ -114,8 +116,15 @@ def cost(length: int, texts: int = 1) -> int:
 class ReleasedMethods:
     """Applies every method to a released model, and measures it on every document."""
 
-    def __init__(self, config: ReleasedConfig, released: Released, documents: list[Document]):
+    def __init__(
+        self,
+        config: ReleasedConfig,
+        released: Released,
+        documents: list[Document],
+        asked: Asked,
+    ):
         self.config, self.released, self.documents = config, released, documents
+        self.asked = asked
 
         @functools.cache
         def model(mesh: Mesh) -> Transformer:
@@ -132,7 +141,10 @@ class ReleasedMethods:
     def _cells(self) -> list[tuple[str, int, int]]:
         """What is measured on each document: test, length and cost."""
         cells = [(SHORT_TEXT, SHORT, cost(SHORT, self.config.windows))]
-        return cells + [(LOSS, length, cost(length)) for length in self.config.lengths]
+        for length in self.config.lengths:
+            cells.append((LOSS, length, cost(length)))
+            cells += [(task, length, cost(length)) for task in self.config.tasks]
+        return cells
 
     def _runs(self, name: str, spec: str, encoding: str) -> Runs[dict]:
         """Runs that come to document → test → length → its result.
@@ -178,9 +190,64 @@ class ReleasedMethods:
                 done = len(means)
                 report(done / config.windows, float(np.mean(means)), done * SHORT)
             numbers = {test: np.array(means)}
-        else:
+        elif test == LOSS:
             losses = reads.losses(document.row(length, max(config.lengths)), config.targets)
             report(1, float(losses.mean()), length)
             numbers = {test: losses}
+        else:
+            numbers = self._answers(
+                self.asked[test, length, document.number], reads, report, worker
+            )
+            if numbers is None:
+                return None
         rounded = {name: np.round(x.astype(float), 6).tolist() for name, x in numbers.items()}
         return result | {"numbers": rounded}
+
+    def _answers(
+        self, text: Haystack, reads: Reader, report: Report, worker: Worker
+    ) -> dict[str, np.ndarray] | None:
+        """Test → what is right of each answer, and "test: loss" → its loss; None after a signal."""
+        tokens, whole = 0, len(text.ids) + QUESTION * len(text.questions)
+        ask, encoded = None, functools.partial(encode, self.released.checkpoint.tokenizer)
+        for count, cache in reads.read(text.ids):
+            ask, tokens = functools.partial(reads.answer, cache), tokens + count
+            report(tokens / whole, None, tokens)
+            if worker.stop.signal is not None:
+                return None
+        assert ask is not None  # a text has tokens
+        numbers: dict[str, list[float]] = {}
+        for question in text.questions:
+            items, others = (list(map(encoded, x)) for x in (question.items, question.others))
+            right, loss = score(ask, encoded(question.prompt), items, others)
+            numbers.setdefault(question.test, []).append(right)
+            numbers.setdefault(f"{question.test}: loss", []).append(loss)
+            tokens += QUESTION
+            report(tokens / whole, loss, tokens)
+        return {test: np.array(x) for test, x in numbers.items()}
+
+
+def make_texts(config: ReleasedConfig, tokenizer: Any, documents: list[Document]) -> Asked:
+    """The texts of all tasks, at all lengths, of all documents, with their questions.
+
+    Raises:
+      ConfigError: there is no such task; a length without room for what is hidden, or for a
+        question; too few words.
+    """
+    for task in config.tasks:
+        if task not in TASKS:
+            raise ConfigError(f"tasks: {task!r} is unknown; pass some of {', '.join(TASKS)}")
+    words = vocabulary(document.text for document in documents) if config.tasks else []
+    asked, longest = {}, max(config.lengths)
+    for document in documents:
+        maker = Maker(document, words, tokenizer, longest, config.samples, config.seed)
+        for task in config.tasks:
+            for length in config.lengths:
+                text = maker.make(task, max(room(length), 0))
+                for question in text.questions:
+                    parts = question.prompt, *question.items, *question.others
+                    count = sum(len(encode(tokenizer, part)) for part in parts)
+                    if count > QUESTION:
+                        what = f"tasks: a question of {task!r} has {count} tokens"
+                        raise ConfigError(f"{what}, at most {QUESTION} are read; leave it out")
+                asked[task, length, document.number] = text
+    return asked
