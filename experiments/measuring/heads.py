@@ -32,6 +32,7 @@ class Heads(NamedTuple):
     """One layer.
 
     Attributes:
+      span: how many tokens back it sees; None: all.
       frequencies: of its rotation, radians per token, float64 [F]; empty without one.
       pair_norms: for each query head and pair, |q|·|k| of the pair's channels, each the root of the
         mean square over tokens, times the scale of scores: the most that it adds to a score, float
@@ -42,6 +43,7 @@ class Heads(NamedTuple):
         `by_distance` it sums to 1.
     """
 
+    span: int | None
     frequencies: np.ndarray
     pair_norms: np.ndarray
     by_distance: np.ndarray
@@ -129,14 +131,14 @@ class Walk:
 
     def look(self, layer: int, x: jax.Array) -> Heads:
         """What the heads of a layer do with its input."""
-        encoding = self.encoding(layer).encoding
+        span, encoding = self.encoding(layer).span, self.encoding(layer).encoding
         parts = getattr(encoding, "parts", (encoding,))
         rope = next((part for part in parts if isinstance(part, RoPE)), None)
         graph, (state, shared) = self.slots[layer % self.period][0], self._inputs(layer)
         numbers = jax.device_get(_look(graph, rope, state, shared, x))
         width = self.model.config.dims.head_dim
         theta = np.zeros(0) if rope is None else np.asarray(rope.frequencies(width), np.float64)
-        return Heads(theta, *numbers)
+        return Heads(span, theta, *numbers)
 
 
 def without_encoding(block: Block) -> Block:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from experiments.measuring.heads import Findings, bands
 from experiments.reporting import plotting
@@ -17,16 +18,31 @@ def wavelengths(findings: Findings) -> list[np.ndarray]:
     return [2 * np.pi / layer.frequencies for layer in findings.layers]
 
 
-def rows(findings: Findings, tokens: int) -> Iterator[tuple[Any, ...]]:
+def turns(findings: Findings, trained: int) -> np.ndarray:
+    """Turns of each layer's strongest pair within what the layer sees: float64 [N].
+
+    That is its window, or `trained` tokens; NaN where nothing rotates.
+    """
+    found = np.full(len(findings.layers), np.nan)
+    for n, layer in enumerate(findings.layers):
+        if len(layer.frequencies):
+            strongest = layer.frequencies[layer.pair_norms.mean(0).argmax()]
+            found[n] = (layer.span or trained) * strongest / (2 * np.pi)
+    return found
+
+
+def rows(findings: Findings, tokens: int, trained: int) -> Iterator[tuple[Any, ...]]:
     """All numbers: a row for each measure, layer and head."""
-    turns = wavelengths(findings)
+    waves, seen = wavelengths(findings), turns(findings, trained)
     for n, layer in enumerate(findings.layers):
         for head in range(len(layer.first)):
-            for tokens_per_turn, value in zip(turns[n], layer.pair_norms[head], strict=True):
+            for tokens_per_turn, value in zip(waves[n], layer.pair_norms[head], strict=True):
                 yield "pair norms", n, head, f"{tokens_per_turn:.4g}", f"{value:.5g}"
             for band, value in zip(bands(tokens), layer.by_distance[head], strict=True):
                 yield "weight by distance", n, head, band, f"{value:.5g}"
             yield "weight on the first token", n, head, "", f"{layer.first[head]:.5g}"
+        if not np.isnan(seen[n]):
+            yield "turns of the strongest pair in what the layer sees", n, "", "", f"{seen[n]:.4f}"
         if not np.isnan(findings.without[n]):
             yield "loss without its encoding", n, "", "", f"{findings.without[n]:.5f}"
 
@@ -42,7 +58,7 @@ def draw(findings: Findings, name: str, tokens: int, trained: int) -> plotting.D
     kinds = "Rotated pairs", "Weight by distance", "First token", "Without positions"
     told = "; ".join(f"{kind}: {x}" for kind, x in zip(kinds, say, strict=True) if x)
     alt = f"{title}. {told}."
-    return plotting.Drawing("heads", figure, HEADER, [*rows(findings, tokens)], alt)
+    return plotting.Drawing("heads", figure, HEADER, [*rows(findings, tokens, trained)], alt)
 
 
 def _map(axes: Axes, values: np.ndarray, unit: str, title: str, ticks: dict[int, str]) -> None:
@@ -51,6 +67,7 @@ def _map(axes: Axes, values: np.ndarray, unit: str, title: str, ticks: dict[int,
     axes.set_aspect("auto")
     axes.set_title(title, fontsize=9.5)
     axes.set_ylabel("layer")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xticks([*ticks], [*ticks.values()], fontsize=7.5)
 
 
@@ -63,26 +80,15 @@ def _pairs(axes: Axes, findings: Findings, trained: int) -> str:
     values = np.full((len(findings.layers), width), np.nan)
     for n, layer in enumerate(findings.layers):
         values[n, : len(layer.frequencies)] = layer.pair_norms.mean(0)
-    turns = wavelengths(findings)
-    same = all(len(x) in (0, width) and np.array_equal(x, turns[0][: len(x)]) for x in turns)
-    total = np.nansum(values, 0)
-    strongest = int(np.argmax(total))
-    share = total[strongest] / total.sum()
-    if same:
-        said = f"{share:.0%} in the one of {turns[0][strongest]:,.0f} tokens per turn"
-        words = "tokens per turn"
-        ticks = {i: f"{turns[0][i]:,.0f}" for i in range(0, width, max(1, width // 8))}
-    else:
-        said, words = f"{share:.0%} in pair {strongest}", "pair; bases differ by layer"
-        ticks = {i: str(i) for i in range(0, width, max(1, width // 8))}
-    _map(
-        axes,
-        np.nan_to_num(values),
-        "|q|·|k|, in scores",
-        f"Which rotated pairs count: {said}",
-        ticks,
-    )
-    axes.set_xlabel(f"{words} (trained to {trained:,})")
+    waves, seen = wavelengths(findings), turns(findings, trained)
+    low, middle, high = np.nanpercentile(seen, (25, 50, 75))
+    said = f"strongest {middle:.2f} turns ({low:.2f}–{high:.2f}) in what a layer sees"
+    same = all(len(x) in (0, width) and np.array_equal(x, waves[0][: len(x)]) for x in waves)
+    words = "tokens per turn" if same else "pair of channels; bases differ by layer"
+    named = [f"{x:,.0f}" for x in waves[0]] if same else [str(i) for i in range(width)]
+    ticks = {i: named[i] for i in range(0, width, max(1, width // 8))}
+    _map(axes, np.nan_to_num(values), "|q|·|k|, in scores", f"Rotated pairs: {said}", ticks)
+    axes.set_xlabel(f"{words}; trained to {trained:,} tokens")
     return said
 
 
@@ -122,6 +128,7 @@ def _without(axes: Axes, findings: Findings) -> str:
     worst = int(np.nanargmax(lost))
     said = f"{lost[worst]:.2f} nats in layer {worst}"
     axes.barh(np.arange(len(lost)), np.nan_to_num(lost), color=plotting.SHADES[1], height=0.7)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(len(lost) - 0.5, -0.5)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")

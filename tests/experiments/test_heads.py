@@ -94,8 +94,14 @@ def test_the_figure_and_its_table_have_every_number(model, found, tmp_path):
     assert "tiny, 21 tokens" in drawing.alt and "nats in layer" in drawing.alt
     plotting.write(drawing, tmp_path)
     rows = read_csv(tmp_path / "heads.csv")
-    assert len(rows) == 6 * 4 * (len(heads.bands(T)) + 1) + 2 * 4 * 2 + 2 * 4 + 4
+    assert len(rows) == 6 * 4 * (len(heads.bands(T)) + 1) + 2 * 4 * 2 + 2 * 4 + 4 + 4
     (lost,) = (x for x in rows if x["measure"].startswith("loss") and x["layer"] == "5")
     assert float(lost["value"]) == pytest.approx(found.without[5], abs=1e-5)
+    (turned,) = (x for x in rows if x["measure"].startswith("turns") and x["layer"] == "2")
+    assert float(turned["value"]) == pytest.approx(64 / (2 * np.pi), abs=1e-3)  # one pair, θ = 1
+    seen = heads_figure.turns(found, 64)
+    fast = found.layers[0].pair_norms.mean(0).argmax() == 0
+    assert seen[0] == pytest.approx(9 * (1 if fast else 50**-0.5) / (2 * np.pi), rel=1e-5)
+    assert np.isnan(seen[1])
     bare = found._replace(without=np.full(6, np.nan))
     assert "nats in layer" not in heads_figure.draw(bare, "tiny", T, 64).alt
