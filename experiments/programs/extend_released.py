@@ -87,18 +87,33 @@ def main(config: ReleasedConfig) -> None:
         if (workdir / "config.json").exists():
             check_same(json.loads((workdir / "config.json").read_text()), now, BINDING)
         asked = make_texts(config, released.checkpoint.tokenizer, read)
+        searched_on = None
+        if any("{searched}" in spec for spec in config.encodings):
+            own = dataclasses.replace(config, lengths=(released.trained.target,), documents=1)
+            (searched_on,) = documents.read(
+                own, released.checkpoint.tokenizer, corpus, "validation"
+            )
     with driver.opened(workdir, "config.json", now, meshes) as runs:
-        methods = ReleasedMethods(config, released, read, asked)
+        methods = ReleasedMethods(config, released, read, asked, searched_on)
         entries = run_methods(methods, runs)
         write_results(config, released, now, entries)
 
 
 def run_methods(methods: ReleasedMethods, runs: driver.Driver) -> list[dict]:
-    """Every method's name, spec, encoding and results by document."""
-    config, trained = methods.config, methods.released.trained
+    """Every method's name, spec, encoding and results by document.
+
+    Without those that need LongRoPE's factors if the search for them failed.
+    """
+    config, trained, searched = methods.config, methods.released.trained, None
+    if methods.searched_on is not None:
+        searched = runs.run([methods.search()])["factors"].get("factors")
+        if searched is None:
+            kept = tuple(spec for spec in config.encodings if "{searched}" not in spec)
+            config = dataclasses.replace(config, encodings=kept)
     names = short_names(["rope", *(filled(spec, trained) for spec in config.encodings)])
     listed = [(names[filled(spec, trained)], spec) for spec in config.encodings]
-    encodings = {spec: extended(spec, trained) for spec in config.encodings}
+    factors = searched and tuple(searched)
+    encodings = {spec: extended(spec, trained, factors) for spec in config.encodings}
     results = runs.run(methods.work(name, spec, encodings[spec]) for name, spec in listed)
     return [
         {"name": name, "spec": spec, "encoding": encodings[spec], "documents": results[name]}
@@ -109,7 +124,7 @@ def run_methods(methods: ReleasedMethods, runs: driver.Driver) -> list[dict]:
 def write_results(config: ReleasedConfig, released: Released, now: dict, entries: list) -> None:
     """Writes results.json, tables and figures."""
     by_spec = {entry["spec"]: entry["name"] for entry in entries}
-    length, reference = released.trained.length, by_spec[config.reference]
+    length, reference = released.trained.length, by_spec.get(config.reference, config.reference)
     tests = tuple(test for task in config.tasks for test in TASKS[task].tests)
     page = ReleasedPage.of(config, length, entries, reference, tests)
     results: dict = {"verdicts": {v.name: v.words for v in page.verdicts()}}

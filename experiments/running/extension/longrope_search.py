@@ -9,6 +9,7 @@ The loss is that of one batch of training rows at the target length. F frequenci
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from flax import nnx
 from pe_jax.encodings.rope import RoPE, rotate
 from pe_jax.encodings.rope_scaling import NTK, Linear, YaRN
 from pe_jax.encodings.terms import Rotation
+from pe_jax.encodings.windowed import Windowed
+from pe_jax.models.transformer import Transformer
 from pe_jax.numerics import angles
 from pe_jax.training.step import Trainer, mean_loss
 
@@ -49,17 +52,25 @@ def losses(trainer: Trainer, gain: float) -> Callable:
 
     def loss(params, factors, batch):
         model = trainer.model(params)
-        for block, layer in zip(model.blocks, model.encodings, strict=True):
-            if isinstance(rope := layer.encoding, RoPE):
-                fields = {f.name: getattr(rope, f.name) for f in dataclasses.fields(RoPE)}
-                free = Free(**fields, gain=gain)
-                block.attention.encoding = dataclasses.replace(layer, encoding=free)
-                repeats = model.config.layers // len(model.blocks)
-                params = {"factors": nnx.Param(jnp.tile(factors, (repeats, 1)))}
-                block.attention.params = nnx.data(params)
+        set_factors(model, factors, gain, lambda layer: isinstance(layer.encoding, RoPE))
         return mean_loss(model, batch, None, None, trainer.layout)
 
     return jax.jit(loss)
+
+
+def set_factors(
+    model: Transformer, factors: jax.Array, gain: float, extends: Callable[[Windowed], bool]
+) -> None:
+    """Divides the frequencies of RoPE by factors [F], in the layers that are extended."""
+    for block, layer in zip(model.blocks, model.encodings, strict=True):
+        if extends(layer):
+            rope: Any = layer.encoding
+            fields = {f.name: getattr(rope, f.name) for f in dataclasses.fields(RoPE)}
+            free = Free(**{**fields, "scaling": None}, gain=gain)
+            block.attention.encoding = dataclasses.replace(layer, encoding=free)
+            repeats = model.config.layers // len(model.blocks)
+            params = {"factors": nnx.Param(jnp.tile(factors, (repeats, 1)))}
+            block.attention.params = nnx.data(params)
 
 
 def first(rope: RoPE, dim: int, factor: float, length: int) -> list[np.ndarray]:

@@ -39,6 +39,18 @@ class Trained(NamedTuple):
         near = isinstance(layer, Windowed) and layer.span is not None and layer.span <= self.length
         return isinstance(without_window(layer), RoPE) and not (self.released and near)
 
+    @property
+    def rope(self) -> RoPE:
+        """The RoPE of the first layer that is extended."""
+        layers = Spec(self.model.encoding).layers
+        rope: Any = without_window(next(layer for layer in layers if self.extends(layer)))
+        return rope
+
+    @property
+    def target(self) -> int:
+        """The target length, in tokens."""
+        return round(self.factor * self.length)
+
 
 def placeholders(
     rope: RoPE, trained: Trained, searched: Sequence[float] | None = None
@@ -135,9 +147,7 @@ def extended(spec: str, trained: Trained, searched: Sequence[float] | None = Non
 
 def filled(spec: str, trained: Trained) -> Spec:
     """The spec with the values of the first layer that is extended, in place of names in braces."""
-    layer = next(layer for layer in Spec(trained.model.encoding).layers if trained.extends(layer))
-    rope: Any = without_window(layer)
-    return Spec(spec).filled(**placeholders(rope, trained))
+    return Spec(spec).filled(**placeholders(trained.rope, trained))
 
 
 def names(config: ExtendConfig) -> dict[str, str]:

@@ -8,20 +8,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 
 from experiments.running.configs.released import SHORT, ReleasedConfig
+from experiments.running.extension import longrope_search
 from experiments.running.extension.documents import Document, encode
 from experiments.running.extension.haystacks import TASKS, Haystack, Maker, vocabulary
 from experiments.running.extension.methods import Trained
 from experiments.running.extension.reader import QUESTION, Reader, room, score
+from experiments.running.files.provenance import save_json
 from experiments.running.files.run_names import folder
 from experiments.running.schedule.work import Run, Runs, Work, Worker
+from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.models.surgery import with_encoding
 from pe_jax.models.transformer import Transformer
 from pe_jax.released import families, files, load
 from pe_jax.training.metrics import Progress
+from pe_jax.training.step import last_losses
 from pe_jax.validation import ConfigError
 
 LOSS, SHORT_TEXT = "loss", "short text"  # tests of the table
@@ -122,9 +129,10 @@ class ReleasedMethods:
         released: Released,
         documents: list[Document],
         asked: Asked,
+        searched_on: Document | None = None,
     ):
         self.config, self.released, self.documents = config, released, documents
-        self.asked = asked
+        self.asked, self.searched_on = asked, searched_on
 
         @functools.cache
         def model(mesh: Mesh) -> Transformer:
@@ -132,6 +140,62 @@ class ReleasedMethods:
             return load.model(released.checkpoint, config.dtype, several)
 
         self.model: Callable[[Mesh], Transformer] = model
+
+    def search(self) -> Work:
+        """LongRoPE's factors, searched once on another document."""
+
+        def runs() -> Runs[dict]:
+            file = Path(self.config.workdir) / "factors.json"
+            return (yield Run("LongRoPE's search", file, steps, self._search))
+
+        steps = cost(self.released.trained.target, self.config.search)
+        return Work("factors", [steps], runs())
+
+    def _search(self, worker: Worker) -> dict | None:
+        """The best factors and their loss, and those of all lists that were tried.
+
+        Each loss is kept in a file, so that a search that was stopped goes on.
+        """
+        trained, config = self.released.trained, self.config
+        report = Report(worker, cost(trained.target, config.search))
+        assert self.searched_on is not None  # a method needs the factors
+        row = jnp.asarray(self.searched_on.row(trained.target, trained.target))[None]
+        graph, state = nnx.split(self.model(worker.mesh))
+        gain = LongRoPE((1.0,), (1.0,), trained.length, factor=trained.factor).attention_factor
+
+        @jax.jit
+        def loss(state: Any, factors: jax.Array) -> jax.Array:
+            model = nnx.merge(graph, state)
+            longrope_search.set_factors(model, factors, gain, trained.extends)
+            return last_losses(model, row, config.targets).mean()
+
+        kept = Path(config.workdir) / "factors.tried.json"
+        known: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
+        count = 0
+
+        def known_loss(factors: np.ndarray) -> float:
+            nonlocal count
+            name = json.dumps(factors.tolist())
+            if name not in known:
+                known[name] = float(loss(state, jnp.asarray(factors, jnp.float32)))
+                save_json(kept, known)
+            count += 1
+            report(min(count / config.search, 1), known[name], count * trained.target)
+            return known[name]
+
+        rope = trained.rope
+        tried = longrope_search.search(
+            known_loss,
+            longrope_search.first(
+                rope, trained.model.dims.head_dim, trained.factor, trained.length
+            ),
+            trained.factor,
+            config.search,
+            lambda: worker.stop.signal is None,
+        )
+        if worker.stop.signal is not None:
+            return None
+        return {"status": "ok", "factors": tried[0][1], "loss": tried[0][0], "tried": tried}
 
     def work(self, name: str, spec: str, encoding: str) -> Work:
         """The method of that name, `spec` in the config and `encoding` for this model."""
