@@ -143,16 +143,15 @@ def test_an_answer_is_right_where_greedy_decoding_gives_it():
         asked.append(tokens.tolist())
         return reader.Answer(tokens[:-1] + 1, np.arange(len(tokens) - 1.0))
 
-    def score(*items, others=()):
-        return reader.score(
-            ask, np.array([3, 4]), [*map(np.array, items)], [*map(np.array, others)]
-        )
+    def score(*answers):
+        return reader.score(ask, np.array([3, 4]), np.array(answers[0]), answers[1:])
 
-    assert score([5, 6]) == (1, 1.5) and asked == [[3, 4, 5, 6]]
-    assert score([5, 7])[0] == 0
-    assert score([5], [9], [10, 11], [0], [9]) == (2 / 3, np.mean([1, 3, 4, 6]))
-    assert score([6], others=[[7], [5, 6]])[0] == 1 and asked[-1] == [3, 4, 5, 6]
-    assert score([6], others=[[7], [5, 7]])[0] == 0
+    assert score([5, 6]) == (True, 1.5) and asked == [[3, 4, 5, 6]]
+    assert not score([5, 7])[0]
+    assert score([6, 7, 8], [7], [5, 6]) == (True, 2) and asked[-1] == [3, 4, 5, 6]
+    assert len(asked) == 4  # the second answer does not begin right
+    assert score([6], [7], [5, 7]) == (False, 1)
+    assert score([5], [5, 6])[0] and len(asked) == 7  # one that is right is enough
 
 
 def test_every_question_is_asked_of_every_method(settings, monkeypatch):

@@ -2,18 +2,19 @@
 
 The kinds are those of RULER (Hsieh et al., arXiv 2404.06654, §3), in the model's own tokens; texts
 are ours. One text holds what several questions ask for, at depths spread over its length, so that
-it is read once. RULER's has one question, and a single key where there is noise; its answers may be
-in any order, where here numbers and variables have that of the text.
+it is read once. RULER's has one question, and a single key where there is noise. Where the answer
+is a list in any order, RULER counts what of it is written; here some of it is given, and one more
+is asked for.
 
 | text | test | what is asked |
 |---|---|---|
 | noise | needles in noise | the number of a key, stated once in sentences that repeat |
-| noise | variables | all variables of a chain: A = 12345, B = A, … |
+| noise | variables | one more of the four variables of a chain: A = 12345, B = A, … |
 | text | needles in text | the number of a key, stated once in the document |
-| text | several values | four numbers of one key |
+| text | several values | one more of the four numbers of a key |
 | keys | needle among needles | the number of a key; the whole text is such numbers |
-| common | common words | one of the ten words that a list has ten times as often as others |
-| frequent | frequent words | one of the three most frequent of made-up words (Zipf, exponent 2) |
+| common | common words | one more of the ten words that a list has ten times as often as others |
+| frequent | frequent words | one more of the three most frequent made-up words (Zipf, exponent 2) |
 | facts | one, two, three facts | as in bAbI, with facts scattered in the document (`worlds`) |
 """
 
@@ -46,13 +47,13 @@ class Question(NamedTuple):
     Attributes:
       test: of the table.
       prompt: the question, and the beginning of its answer.
-      items: of the answer; those at odd places are given, as commas.
-      others: in place of a single item, these are right too.
+      answer: the end of its answer.
+      others: these are right too.
     """
 
     test: str
     prompt: str
-    items: tuple[str, ...]
+    answer: str
     others: tuple[str, ...] = ()
 
 
@@ -170,8 +171,11 @@ def _number(rng: np.random.Generator, digits: int) -> str:
     return str(rng.integers(10 ** (digits - 1), 10**digits))
 
 
-def _comma_between(values: Sequence[str]) -> tuple[str, ...]:
-    return tuple(item for value in values for item in (",", f" {value}"))[1:]
+def _one_more(rng: np.random.Generator, test: str, begun: str, words: Sequence[str]) -> Question:
+    """The question for one more of a few words, after some of them that are given."""
+    given = rng.permutation(np.array(words))[: rng.integers(len(words))].tolist()
+    answer, *others = (f" {word}" for word in words if word not in given)
+    return Question(test, begun + "".join(f" {word}," for word in given), answer, tuple(others))
 
 
 def _needles(maker: Maker, rng: np.random.Generator, test: str) -> tuple[list[str], list[Question]]:
@@ -185,7 +189,7 @@ def _needles(maker: Maker, rng: np.random.Generator, test: str) -> tuple[list[st
 
 def _secret(test: str, key: str, value: str) -> Question:
     prompt = f"\n\nQuestion: What is the secret number for {key}?\nAnswer:"
-    return Question(test, f"{prompt} The secret number for {key} is", (f" {value}",))
+    return Question(test, f"{prompt} The secret number for {key} is", f" {value}")
 
 
 def _noise(maker: Maker, size: int, rng: np.random.Generator) -> Haystack:
@@ -199,8 +203,8 @@ def _noise(maker: Maker, size: int, rng: np.random.Generator) -> Haystack:
         sources = [value, *chain[:-1]]
         statements += [f"Let {a} = {b}." for a, b in zip(chain, sources, strict=True)]
         depths += spread(rng, CHAIN)
-        prompt = f"\n\nQuestion: Which variables are {value}?\nAnswer: The variables that are"
-        questions.append(Question("variables", f"{prompt} {value} are", _comma_between(chain)))
+        begun = f"\n\nQuestion: Which variables are {value}?\nAnswer: The variables are"
+        questions.append(_one_more(rng, "variables", begun, chain))
     opening = "Some secret numbers and variables are in this text. Remember them.\n\n"
     return Haystack(maker.planted(opening, statements, depths, "noise", size), questions)
 
@@ -212,9 +216,9 @@ def _text(maker: Maker, size: int, rng: np.random.Generator) -> Haystack:
         values = [_number(rng, 5) for _ in range(VALUES)]
         statements += [f"One of the lucky numbers for {key} is {value}." for value in values]
         depths += spread(rng, VALUES)
-        prompt = f"\n\nQuestion: What are the {VALUES} lucky numbers for {key}?\nAnswer:"
-        prompt += f" The lucky numbers for {key}, in the order of the text, are"
-        questions.append(Question("several values", prompt, _comma_between(values)))
+        begun = f"\n\nQuestion: What are the {VALUES} lucky numbers for {key}?\nAnswer:"
+        begun += f" The lucky numbers for {key} are"
+        questions.append(_one_more(rng, "several values", begun, values))
     opening = "Some secret and lucky numbers are in this text. Remember them.\n\n"
     return Haystack(maker.planted(opening, statements, depths, "text", size), questions)
 
@@ -258,14 +262,9 @@ def _common(maker: Maker, size: int, rng: np.random.Generator) -> Haystack:
 def _some_of(
     maker: Maker, rng: np.random.Generator, test: str, question: str, words: list[str]
 ) -> list[Question]:
-    """Questions for one more of these words, after some of them that are given."""
-    questions = {}
-    for _ in range(20 * maker.samples):
-        given = rng.permutation(np.array(words))[: rng.integers(len(words))].tolist()
-        first, *others = (f" {word}" for word in words if word not in given)
-        prompt = f"{question} are{''.join(f' {word},' for word in given)}"
-        questions[prompt] = Question(test, prompt, (first,), tuple(others))
-    return [*questions.values()][: maker.samples]
+    """Different questions for one more of these words."""
+    drawn = [_one_more(rng, test, f"{question} are", words) for _ in range(20 * maker.samples)]
+    return [*{question.prompt: question for question in drawn}.values()][: maker.samples]
 
 
 def _frequent(maker: Maker, size: int, rng: np.random.Generator) -> Haystack:
@@ -283,7 +282,7 @@ def _frequent(maker: Maker, size: int, rng: np.random.Generator) -> Haystack:
 def _facts(maker: Maker, size: int, rng: np.random.Generator) -> Haystack:
     world = worlds.World(rng, maker.document.text)
     questions = [
-        Question(test, f"\n\nQuestion: {asked}\nAnswer: {begun}", (f" {place}",))
+        Question(test, f"\n\nQuestion: {asked}\nAnswer: {begun}", f" {place}")
         for test, of_test in world.questions(rng).items()
         for asked, begun, place in of_test[: maker.samples]
     ]

@@ -4,7 +4,7 @@ Programs are compiled once per length. The logits of a long text are never held:
 tokens are, and those of a question. V vocabulary, T tokens.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -92,29 +92,23 @@ class Reader:
 def score(
     ask: Callable[[np.ndarray], Answer],
     prompt: np.ndarray,
-    items: list[np.ndarray],
-    others: list[np.ndarray],
-) -> tuple[float, float]:
-    """The fraction of an answer's items that greedy decoding gives, and their loss per token.
+    answer: np.ndarray,
+    others: Sequence[np.ndarray] = (),
+) -> tuple[bool, float]:
+    """Whether greedy decoding gives an answer, and the loss of the first answer per token.
 
     Args:
       ask: what a model thinks of tokens.
       prompt: tokens of the question, and of the beginning of its answer.
-      items: tokens of each item; those at odd places are given, as commas, and not scored.
-      others: in place of a single item, these are right too.
+      answer: its tokens.
+      others: answers that are right too.
     """
-    row = np.concatenate([prompt, *items])
-    answer, begin, right, losses = ask(row), len(prompt) - 1, [], []
-    for place, item in enumerate(items):
-        span = slice(begin, begin + len(item))
-        if place % 2 == 0:
-            right.append(bool((answer.likeliest[span] == item).all()))
-            losses.append(answer.losses[span])
-        begin = span.stop
-    first = answer.likeliest[len(prompt) - 1]
-    for item in others:
-        if not right[0] and item[0] == first:
-            span = slice(len(prompt) - 1, len(prompt) - 1 + len(item))
-            again = ask(np.concatenate([prompt, item]))
-            right[0] = bool((again.likeliest[span] == item).all())
-    return float(np.mean(right)), float(np.concatenate(losses).mean())
+    begin = len(prompt) - 1
+    found = ask(np.concatenate([prompt, answer]))
+    loss, first = float(found.losses[begin:].mean()), found.likeliest[begin]
+    for tokens in (answer, *(other for other in others if other[0] == first)):
+        if tokens is not answer:
+            found = ask(np.concatenate([prompt, tokens]))
+        if (found.likeliest[begin:] == tokens).all():
+            return True, loss
+    return False, loss

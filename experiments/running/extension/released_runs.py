@@ -281,8 +281,8 @@ class ReleasedMethods:
         assert ask is not None  # a text has tokens
         numbers: dict[str, list[float]] = {}
         for question in text.questions:
-            items, others = (list(map(encoded, x)) for x in (question.items, question.others))
-            right, loss = score(ask, encoded(question.prompt), items, others)
+            prompt, answer = encoded(question.prompt), encoded(question.answer)
+            right, loss = score(ask, prompt, answer, [*map(encoded, question.others)])
             numbers.setdefault(question.test, []).append(right)
             numbers.setdefault(f"{question.test}: loss", []).append(loss)
             tokens += QUESTION
@@ -308,7 +308,7 @@ def make_texts(config: ReleasedConfig, tokenizer: Any, documents: list[Document]
             for length in config.lengths:
                 text = maker.make(task, max(room(length), 0))
                 for question in text.questions:
-                    parts = question.prompt, *question.items, *question.others
+                    parts = question.prompt, max(question.answer, *question.others, key=len)
                     count = sum(len(encode(tokenizer, part)) for part in parts)
                     if count > QUESTION:
                         what = f"tasks: a question of {task!r} has {count} tokens"
