@@ -1,15 +1,15 @@
 """Schemes that change the positions themselves, by the names that `config.positions` takes.
 
-`contiguous`, `randomized(maximum=2048)`, `random_floats(trained_length=512)`, `shape(maximum=500)`,
-`cape(local_shift=0.5)`, `bilevel(separators=(46, 10))`. What they draw in training is a function of
-the step's key, so that a resumed run is bitwise the same. Tests follow the papers: `randomized`
-draws in tests too, `random_floats` spaces test positions evenly; `shape` and `cape` leave them
-contiguous.
+`contiguous`, `randomized(maximum=2048)`, `pose(maximum=2048)`, `random_floats(trained_length=512)`,
+`shape(maximum=500)`, `cape(local_shift=0.5)`, `bilevel(separators=(46, 10))`. What they draw in
+training is a function of the step's key, so that a resumed run is bitwise the same. Tests follow
+the papers: `randomized` draws in tests too, `random_floats` spaces test positions evenly; `pose`,
+`shape` and `cape` leave them contiguous.
 
 Packed documents: positions restart with each segment of a row, and are then drawn per row. A
-segment gets what it would get alone (`randomized`, `random_floats`: a separate set; `shape`,
-`cape`: the row's shift and scale). Segments do not attend to each other, so a draw shared by a row
-has no effect on the outputs. B batch, T tokens.
+segment gets what it would get alone (`randomized`, `random_floats`: a separate set; `pose`:
+separate pieces; `shape`, `cape`: the row's shift and scale). Segments do not attend to each other,
+so a draw shared by a row has no effect on the outputs. B batch, T tokens.
 """
 
 import dataclasses
@@ -83,6 +83,22 @@ class Randomized(Drawn):
 
     def draw(self, key, segments):
         return pos.randomized(key, len(segments), self.maximum, segments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pose(Drawn):
+    """`positions.pose`: pieces of each document skip ahead, below `maximum`, in training only."""
+
+    maximum: int = int_field(2048, 1)
+    chunks: int = int_field(2, 2)
+
+    def bound(self, length, testing=False):
+        if testing:
+            return length
+        return self.maximum if length <= self.maximum else None
+
+    def draw(self, key, segments):
+        return pos.pose(key, segments, self.maximum, self.chunks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +190,7 @@ class Bilevel(Contiguous):
 SCHEMES = {
     "contiguous": Contiguous,
     "randomized": Randomized,
+    "pose": Pose,
     "random_floats": RandomFloats,
     "shape": Shape,
     "cape": Cape,

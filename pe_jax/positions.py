@@ -3,8 +3,8 @@
 Positions say where a token is; what it may attend to is decided by token indices and segments
 (`pe_jax.engines.mask`), never by positions, which may repeat or run backwards. Schemes that change
 the positions themselves are therefore functions here, and combine with every encoding:
-`randomized`, `random_floats`, `shifted`, `cape`, `augmented` draw from a key, `bilevel` counts in
-the text (`pe_jax.position_schemes` has them under the names that configs use).
+`randomized`, `pose`, `random_floats`, `shifted`, `cape`, `augmented` draw from a key, `bilevel`
+counts in the text (`pe_jax.position_schemes` has them under the names that configs use).
 B batch, T tokens. A position of several axes has them last: (row, column), (time, row, column).
 """
 
@@ -126,6 +126,47 @@ def _in_order(drawn: jax.Array, segments) -> jax.Array:
     require(shape == drawn.shape, "segments", shape, f"pass ids {list(drawn.shape)}")
     runs = jnp.cumsum(_begins(jnp.asarray(segments)), dtype=jnp.int32)
     return jax.lax.sort((runs, drawn), num_keys=2)[1]
+
+
+@python_ints
+def pose(key: jax.Array, segments, maximum: int, chunks: int = 2) -> jax.Array:
+    """Positions of a long text on a short row: i + u_c for token i, in chunk c, of n: int32 [T].
+
+    PoSE: Zhu et al., arXiv 2309.10400. A document of n tokens is cut into `chunks` pieces; u_0 = 0,
+    and u_c is uniform on u_(c-1) … maximum - n, so that each piece is contiguous, all distances
+    below `maximum` occur, and no position is at or beyond it. Each piece but the last has 1 …
+    ⌈n/chunks⌉ tokens, all equally likely, as in the released code for two pieces. Content stays as
+    it is: that code also leaves out the text between the pieces (v = u in the paper; here v = 0).
+
+    Traps: `maximum` is the target length, and the encoding's scaling must reach it. Windows count
+    tokens: a layer with one sees distances in training that it never sees in tests. A document of
+    `maximum` tokens has contiguous positions.
+
+    Args:
+      key: PRNG key of this row; `jax.vmap` over keys draws a batch.
+      segments: ids [T] of documents packed into the row; each is cut and moved separately.
+      maximum: the target length, at least T.
+      chunks: pieces of each document, at least 2.
+
+    Raises:
+      ValueError: `maximum` is below T, or `chunks` below 2; segments that are not [T].
+    """
+    ids = as_positions(segments, name="segments")
+    require(ids.ndim == 1, "segments", ids.shape, "pass ids [T]")
+    length = len(ids)
+    require(is_int(maximum, length), "maximum", maximum, f"pass at least the length {length}")
+    require(is_int(chunks, 2), "chunks", chunks, "pass an integer of at least 2")
+    require_key("key", key)
+    places, runs = per_segment(ids), jnp.cumsum(_begins(ids), dtype=jnp.int32)
+    count = jnp.zeros(length, jnp.int32).at[runs].add(1)  # of tokens, by the number of the document
+    longest = jnp.maximum(-(-count // chunks), 1)
+    cut, skip, moved = (jnp.zeros(length, jnp.int32) for _ in range(3))
+    for piece_key in jax.random.split(key, chunks - 1):
+        cut_key, skip_key = jax.random.split(piece_key)
+        cut += jax.random.randint(cut_key, (length,), 1, longest + 1)
+        skip = jax.random.randint(skip_key, (length,), skip, maximum - count + 1)
+        moved = jnp.where(places >= cut[runs], skip[runs], moved)
+    return places + moved
 
 
 @python_ints

@@ -1,7 +1,7 @@
 """Other encodings in a model that has its weights; and its layers one by one.
 
 half = with_encoding(model, "rope(base=1e5,fraction=0.5)")      # the same in all layers
-fourth = with_encoding(model, "rope(base=1e5)*3,nope")          # NoPE in every fourth layer
+fourth = with_encoding(model, over(model.config, "rope*3,nope"))  # NoPE in every fourth layer
 """
 
 import dataclasses
@@ -11,9 +11,58 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.registry import Spec
+from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.windowed import Windowed, without_window
+from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
 from pe_jax.validation import ConfigError
+
+
+def over(config: ModelConfig, encoding: str) -> Spec:
+    """The shortest pattern of a model's layers with other encodings, which need not fit them.
+
+    Args:
+      config: of the model.
+      encoding: a pattern that is repeated over the layers, and cut at the last. Where RoPE takes
+        the place of RoPE, fields at their defaults are those of the layer, as a base; a layer keeps
+        its window or chunks unless the encoding has its own.
+    """
+    old, new = Spec(config.encoding).layers, Spec(encoding).layers
+    pairs = ((old[n % len(old)], new[n % len(new)]) for n in range(config.layers))
+    return Spec.of(shortest([in_layer(a, with_fields_of(without_window(a), b)) for a, b in pairs]))
+
+
+def in_layer(layer: Encoding, new: Encoding) -> Encoding:
+    """The new encoding with the window or chunks of a layer, unless it has its own."""
+    own = isinstance(new, Windowed) or not isinstance(layer, Windowed)
+    return new if own else dataclasses.replace(layer, encoding=new)
+
+
+def with_fields_of(rope: Encoding, new: Encoding) -> Encoding:
+    """The new encoding whose parts that are RoPE have the fields of `rope` for their defaults."""
+    if not isinstance(rope, RoPE):
+        return new
+    fields, parts = dataclasses.fields(RoPE), []
+    for part in parts_of(without_window(new)):
+        if isinstance(part, RoPE):
+            unset = [f.name for f in fields if getattr(part, f.name) == f.default]
+            part = dataclasses.replace(part, **{name: getattr(rope, name) for name in unset})
+        parts.append(part)
+    return in_layer(new, parts[0] if len(parts) == 1 else Sum(tuple(parts)))
+
+
+def parts_of(encoding: Encoding) -> tuple[Encoding, ...]:
+    """The parts of a sum, or the encoding alone."""
+    return encoding.parts if isinstance(encoding, Sum) else (encoding,)
+
+
+def shortest(layers: list[Encoding]) -> list[Encoding]:
+    """The shortest pattern that is repeated in these layers."""
+    periods = (n for n in range(1, len(layers) + 1) if len(layers) % n == 0)
+    return next(p for n in periods if layers == (p := layers[:n]) * (len(layers) // n))
 
 
 def with_encoding(model: Transformer, encoding: str) -> Transformer:

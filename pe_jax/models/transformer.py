@@ -114,9 +114,14 @@ class Stack(nnx.Module):
             for slot, (graph, state) in enumerate(zip(graphs, states, strict=True)):
                 past = None if layer_caches is None else layer_caches[slot]
                 layer_key = None if keys is None else jax.random.fold_in(keys, slot)
-                block = nnx.merge(graph, state)
                 table = shared[self.which[slot]]
-                x, past = block(self._shard(x), table, positions, segments, past, layer_key, layout)
+
+                def run(x, state, graph=graph, table=table, past=past, key=layer_key):
+                    block = nnx.merge(graph, state)
+                    return block(x, table, positions, segments, past, key, layout)
+
+                run = jax.checkpoint(run) if self.config.remat and repeats == 1 else run
+                x, past = run(self._shard(x), state)
                 grown.append(past)
             return self._shard(x), None if layer_caches is None else grown
 
@@ -125,7 +130,7 @@ class Stack(nnx.Module):
         keys = None if key is None else jax.random.split(key, repeats)
         states = [state for _, state in split]
         if cache is None:
-            step = jax.checkpoint(repeat) if self.config.remat else repeat
+            step = jax.checkpoint(repeat) if self.config.remat and repeats > 1 else repeat
             unroll = repeats if self.config.layers <= UNROLLED else 1
             return jax.lax.scan(step, x, (states, None, keys), unroll=unroll)
         longer = []

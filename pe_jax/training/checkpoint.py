@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # saved with a state, not needed to read one
 
 # Fields that a resumed run must share; steps, logging, mesh and evaluation may differ.
 BINDING = ("seed", "data", "tokenizer", "length", "positions", "batch", "model")
-BINDING += ("optimizer", "corpus", "tokens")
+BINDING += ("optimizer", "corpus", "tokens", "weights")
 DIGESTS = {"data": "corpus", "tokenizer": "tokens"}  # where a file lies → what it holds
 # orbax 0.12.8 numbers saves per process: of two concurrent saves, one looks for its folder before
 # it exists.

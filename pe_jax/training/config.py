@@ -122,9 +122,14 @@ class Config:
       seed: of the weights, the order of the data, and dropout.
       data: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]`, `synthetic:TASK`;
         `passkeys:SOURCE` for training rows that ask for passkeys.
-      tokenizer: `bytes` or `bpe:PATH`.
+      tokenizer: `bytes`, `bpe:PATH` or `checkpoint:SOURCE`, that of a released checkpoint.
+      checkpoint: a released model that the run starts from: a folder of the Hub, a .gguf file,
+        `smollm2` or `gemma3` (`pe_jax.released.files`). Its sizes, weights and tokenizer are the
+        run's; `model.encoding` may be another pattern, repeated over its layers: fields of RoPE at
+        their defaults, as the base, and windows are the layer's (`rope` leaves all as they are).
+        Empty: weights are drawn.
       length: tokens per row.
-      positions: position scheme: `contiguous`, `randomized(maximum=2048)`,
+      positions: position scheme: `contiguous`, `randomized(maximum=2048)`, `pose(maximum=2048)`,
         `random_floats(trained_length=64)`, `shape(maximum=500)`, `cape(local_shift=0.5)` or
         `bilevel(separators=(46, 10))`; see `pe_jax.position_schemes`.
       batch: rows per step, over all devices.
@@ -139,6 +144,7 @@ class Config:
     seed: int = seed_field()
     data: str = ranged("embedded", "a source", bool)
     tokenizer: str = ranged("bytes", "a tokenizer", bool)
+    checkpoint: str = ranged("", "a checkpoint, or none", lambda v: isinstance(v, str))
     length: int = int_field(64, 1)
     positions: str = ranged("contiguous", "a position scheme", bool)
     batch: int = int_field(32, 1)
@@ -152,8 +158,19 @@ class Config:
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
 
     def filled(self) -> Self:
-        """The config with values for what stands in braces in encodings; a sweep may have such."""
-        return self
+        """The config with the model and the tokenizer of its checkpoint; itself without one.
+
+        Raises:
+          ValueError: the checkpoint cannot be read, or a field of the model contradicts it.
+        """
+        if not self.checkpoint:
+            return self
+        from pe_jax.released import start  # reads checkpoints, which most runs do without
+
+        model = start.model_config(self.checkpoint, self.model)
+        own = self.tokenizer == "bytes"
+        tokenizer = f"checkpoint:{self.checkpoint}" if own else self.tokenizer
+        return dataclasses.replace(self, model=model, tokenizer=tokenizer)
 
     def check(self) -> Self:
         """The filled config; ConfigError names the field, its value and its range."""
@@ -167,7 +184,7 @@ class Config:
                     f"positions={self.positions!r}: maximum must be at least length={self.length}"
                 )
             scheme.check_trained_on(self.length, self.positions)
-        if not self.model.causal:
+        if not filled.models()[0].causal:
             raise ConfigError("model.causal=False: next-token training needs a causal model")
         self.optimizer.check(self.steps)
         if self.batch % self.microbatches:

@@ -138,6 +138,8 @@ def train_iterator(
         dataset = grain.experimental.WindowShuffleIterDataset(
             dataset, window_size=window, seed=seed
         )
+    if tokenizer.begin is not None:
+        dataset = dataset.map(functools.partial(packing.begun, token=tokenizer.begin))
     if corpus.passkeys:
         plant = functools.partial(passkeys.planted, tokens=tokenizer)
         dataset = dataset.random_map(plant, seed=seed + process_index)
@@ -186,7 +188,7 @@ class Encoded:
       split: the split's.
       documents: as bytes.
       tokenizer: of all of them.
-      ends: whether an id follows that ends a document.
+      ends: whether ids stand around them that begin, if there is such an id, and end a document.
     """
 
     corpus: str
@@ -205,11 +207,12 @@ class Encoded:
         documents, end = self.documents, self.ends
         if isinstance(documents, corpora.Pieces):
             end = end and documents.is_last(index)
+        begin = self.tokenizer.begin if self.ends else None
         try:
             ids = self.tokenizer.encode(documents[index])
-            ids = check_ids(
-                np.append(ids, self.tokenizer.eos) if end else ids, self.tokenizer.vocab
-            )
+            ids = np.append(ids, self.tokenizer.eos) if end else ids
+            ids = ids if begin is None else np.append([begin], ids)
+            ids = check_ids(ids, self.tokenizer.vocab)
         except ValueError as error:
             raise self.error(index, error) from None
         return ids.astype(np.int32, copy=False)

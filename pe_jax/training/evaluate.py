@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.config import PROTOCOLS, EvalConfig
-from pe_jax.training.step import Trainer, token_losses
+from pe_jax.training.step import Trainer, by_chunks, chunk_size, token_losses
 
 
 def pieces(text: np.ndarray, length: int, protocol: str, stride: int) -> np.ndarray:
@@ -38,11 +38,19 @@ def pieces(text: np.ndarray, length: int, protocol: str, stride: int) -> np.ndar
 
 
 class Evaluator:
-    """Compiled token losses of one model; one program per length serves both protocols."""
+    """Compiled token losses of one model; one program per length serves both protocols.
 
-    def __init__(self, trainer: Trainer, config: EvalConfig):
-        self.trainer, self.config = trainer, config
+    Attributes:
+      begin: the token that every row begins with, in place of its first, which is no target; None
+        leaves rows as they are.
+    """
+
+    def __init__(self, trainer: Trainer, config: EvalConfig, begin: int | None = None):
+        self.trainer, self.config, self.begin = trainer, config, begin
         replicated = NamedSharding(trainer.mesh, PartitionSpec())
+
+        def score(logits, targets):
+            return token_losses(logits, targets), logits.argmax(-1) == targets
 
         def losses(params, tokens, block):
             key, read = jax.random.fold_in(jax.random.key(0), block), tokens[:, :-1]
@@ -51,10 +59,10 @@ class Evaluator:
             model = trainer.at_positions(model, positions, read.shape[1], testing=True)
             positions = None if positions is None else layout.spread(positions)
             with trainer.use_mesh():
-                logits: Any = model(layout.spread(read), positions=positions, layout=layout)
-            targets = layout.spread(tokens[:, 1:])
-            correct = logits.argmax(-1) == targets
-            return jax.tree.map(layout.restore, (token_losses(logits, targets), correct))
+                x, _ = model.hidden(layout.spread(read), positions=positions, layout=layout)
+                size, targets = chunk_size(model, *read.shape), layout.spread(tokens[:, 1:])
+                scored = by_chunks(model, score, x, targets, size)
+            return jax.tree.map(layout.restore, scored)
 
         shardings = (trainer.shardings.params, trainer.batch_sharding, replicated)
         self.losses = jax.jit(losses, in_shardings=shardings, out_shardings=replicated)
@@ -81,6 +89,8 @@ class Evaluator:
         them all; the last one is padded.
         """
         length = rows.shape[1] - 1
+        if self.begin is not None:
+            rows = np.concatenate([np.full_like(rows[:, :1], self.begin), rows[:, 1:]], axis=1)
         size = size or self.block(len(rows), length)
         padding = np.repeat(rows[-1:], -len(rows) % size, axis=0)
         blocks = np.concatenate([rows, padding]).reshape(-1, size, length + 1)

@@ -46,6 +46,17 @@ class Pack(grain.experimental.ConcatThenSplitIterDataset):
         return _Resumable(super().__iter__())
 
 
+def begun(row: dict[str, np.ndarray], token: int) -> dict[str, np.ndarray]:
+    """A row of `Pack` whose first token, which is no target, is the one that begins documents.
+
+    Released models were trained with it at the start of every text; most of a row's pieces begin
+    within a document.
+    """
+    tokens = np.array(row["tokens"])
+    tokens[0] = token
+    return {**row, "tokens": tokens}
+
+
 def targets(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns a training batch from a batch of packed rows; its weights mark the targets.
 

@@ -4,6 +4,7 @@ B batch, T tokens per row.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from pe_jax.training import sharding
 from pe_jax.training.config import OptimizerConfig
 
 CHUNK = 1024  # tokens whose logits `last_losses` holds at once
+LOGITS = 2**26  # of a batch, that a step with `remat` holds at once: 256 MiB
 POSITION_FOLD = 2**31  # folded into a step's key for its positions; dropout splits the key itself
 
 
@@ -56,6 +58,49 @@ def token_losses(logits: Any, targets: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
 
 
+def by_chunks(
+    model: Transformer, function: Callable, x: jax.Array, targets: jax.Array, size: int
+) -> Any:
+    """`function(logits, targets)` of final activations and targets, by chunks of tokens.
+
+    The backward pass makes the logits of a chunk again: those of a vocabulary of 262,144 would take
+    more memory than all layers.
+
+    Args:
+      model: whose `logits` are made.
+      function: of logits [B, t, V] and targets [B, t] to arrays [B, t], token by token.
+      x: what `hidden` returns, [B, T, D].
+      targets: the second argument of `function`, [B, T].
+      size: tokens per row whose logits exist at once.
+    """
+    length = x.shape[1]
+    if size >= length:
+        return function(model.logits(x), targets)
+
+    def chunks(a: jax.Array) -> jax.Array:
+        a = jnp.pad(a, [(0, 0), (0, -length % size)] + [(0, 0)] * (a.ndim - 2))
+        return jnp.moveaxis(a.reshape(len(a), -1, size, *a.shape[2:]), 1, 0)
+
+    @jax.checkpoint
+    def chunk(pair: tuple[jax.Array, jax.Array]) -> Any:
+        return function(model.logits(pair[0]), pair[1])
+
+    def whole(a: jax.Array) -> jax.Array:
+        return jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1)[:, :length]
+
+    return jax.tree.map(whole, jax.lax.map(chunk, (chunks(x), chunks(targets))))
+
+
+def chunk_size(model: Transformer, rows: int, length: int) -> int:
+    """Tokens per row whose logits a step holds at once: all, or with `remat` what `LOGITS` allows.
+
+    Not where activations are sharded: a chunk would be on some of the devices.
+    """
+    if not model.config.remat or model.divided is not None:
+        return length
+    return max(1, LOGITS // (rows * model.config.vocab))
+
+
 def last_losses(
     model: Transformer, rows: jax.Array, count: int, positions: jax.Array | None = None
 ) -> jax.Array:
@@ -70,17 +115,7 @@ def last_losses(
       positions: [B or 1, T], or None: from 0 on.
     """
     x, _ = model.hidden(rows[:, :-1], positions=positions)
-    size = min(count, CHUNK)
-
-    def chunks(a: jax.Array) -> jax.Array:
-        a = jnp.pad(a[:, -count:], [(0, 0), (0, -count % size)] + [(0, 0)] * (a.ndim - 2))
-        return jnp.moveaxis(a.reshape(len(a), -1, size, *a.shape[2:]), 1, 0)
-
-    def losses(chunk: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return token_losses(model.logits(chunk[0]), chunk[1])
-
-    by_chunk = jax.lax.map(losses, (chunks(x), chunks(rows[:, 1:])))
-    return jnp.moveaxis(by_chunk, 0, 1).reshape(len(rows), -1)[:, :count]
+    return by_chunks(model, token_losses, x[:, -count:], rows[:, -count:], CHUNK)
 
 
 def mean_loss(
@@ -98,8 +133,9 @@ def mean_loss(
     """
     tokens, segments = (layout.spread(batch[name][:, :-1]) for name in ("tokens", "segments"))
     positions = None if positions is None else layout.spread(positions)
-    logits = model(tokens, segments=segments, positions=positions, key=key, layout=layout)
-    losses = token_losses(logits, layout.spread(batch["tokens"][:, 1:]))
+    x, _ = model.hidden(tokens, segments=segments, positions=positions, key=key, layout=layout)
+    size, targets = chunk_size(model, *tokens.shape), layout.spread(batch["tokens"][:, 1:])
+    losses = by_chunks(model, token_losses, x, targets, size)
     weights = layout.spread(batch["weights"][:, 1:])
     # The loss of padding may be NaN, which a weight of 0 would keep: select, do not multiply.
     total = jnp.where(weights > 0, losses * weights, 0).sum()

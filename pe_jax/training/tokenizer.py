@@ -1,6 +1,6 @@
-"""Tokenizers: bytes, which need no file, or a Hugging Face BPE file.
+"""Tokenizers: bytes, which need no file, a Hugging Face BPE file, or a released checkpoint's.
 
-Both map the bytes of a document to int32 ids and back, and have one id that ends a document.
+All map the bytes of a document to int32 ids and back, and have one id that ends a document.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ class Tokenizer(Protocol):
       name: The spec, for reports.
       vocab: One more than the largest id; the caller rounds it up for its model.
       eos: The id that ends a document.
+      begin: The id that begins a document and every row of one, as released models expect; or None.
       digest: Distinguishes tokenizers of the same name.
     """
 
@@ -36,6 +37,8 @@ class Tokenizer(Protocol):
     def vocab(self) -> int: ...
     @property
     def eos(self) -> int: ...
+    @property
+    def begin(self) -> int | None: ...
     @property
     def digest(self) -> str: ...
 
@@ -55,6 +58,7 @@ class Bytes:
     name: str = "bytes"
     vocab: int = 257
     eos: int = 256
+    begin: int | None = None
     digest: str = "bytes"
 
     def encode(self, document: bytes) -> np.ndarray:
@@ -80,6 +84,7 @@ class BPE:
     vocab: int
     eos: int
     digest: str
+    begin: int | None = None
 
     def encode(self, document: bytes) -> np.ndarray:
         """Returns the ids, int32 [tokens].
@@ -108,7 +113,8 @@ def get(spec: str) -> Tokenizer:
     """Returns the tokenizer that a spec names.
 
     Args:
-      spec: `bytes`, or `bpe:PATH` for a Hugging Face tokenizers JSON file.
+      spec: `bytes`; `bpe:PATH` for a Hugging Face tokenizers JSON file; `checkpoint:SOURCE` for the
+        tokenizer of a released checkpoint, as `pe_jax.released.files.read` takes it.
 
     Raises:
       ConfigError: The spec is unknown, or the file is missing or not a tokenizer.
@@ -116,8 +122,10 @@ def get(spec: str) -> Tokenizer:
     kind, _, path = spec.partition(":")
     if kind == "bytes" and not path:
         return Bytes()
+    if kind == "checkpoint" and path:
+        return _of_checkpoint(spec, path)
     if kind != "bpe" or not path:
-        near = nearest(kind, ("bytes", "bpe:PATH"))
+        near = nearest(kind, ("bytes", "bpe:PATH", "checkpoint:SOURCE"))
         raise ConfigError(f"tokenizer={spec!r} is unknown; did you mean {near!r}?")
     return _load_bpe(path)
 
@@ -198,9 +206,18 @@ def _load_bpe(path: str) -> BPE:
             f"tokenizer='bpe:{path}': not a tokenizers JSON file ({reason}); "
             "make one with tokenizer.train_bpe"
         ) from None
+    last = _prepare(f"bpe:{path}", model)
+    end_ids = [model.token_to_id(token) for token in _END]
+    eos = next((token for token in end_ids if token is not None), last + 1)
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return BPE(f"bpe:{Path(path).name}", model, max(last, eos) + 1, eos, digest)
+
+
+def _prepare(spec: str, model: tokenizers.Tokenizer) -> int:
+    """Sets a model to encode whole documents as text, and returns its largest id."""
     if dropout := getattr(model.model, "dropout", None):
         raise ConfigError(
-            f"tokenizer='bpe:{path}': encodes at random, also when evaluating; set its"
+            f"tokenizer={spec!r}: encodes at random, also when evaluating; set its"
             f" dropout={dropout:g} to null"
         )
     model.no_truncation()
@@ -208,13 +225,19 @@ def _load_bpe(path: str) -> BPE:
     model.encode_special_tokens = True  # a document cannot forge an end of document
     if _leaves_out(model):
         logging.warning(
-            "tokenizer='bpe:%s' leaves out characters that it has no token for, such as %r: text"
+            "tokenizer=%r leaves out characters that it has no token for, such as %r: text"
             " that has some is shorter. An unk_token or byte_fallback keeps them",
-            path,
+            spec,
             _RARE,
         )
-    last = max(model.get_vocab().values(), default=-1)
-    end_ids = [model.token_to_id(token) for token in _END]
-    eos = next((token for token in end_ids if token is not None), last + 1)
-    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return BPE(f"bpe:{Path(path).name}", model, max(last, eos) + 1, eos, digest)
+    return max(model.get_vocab().values(), default=-1)
+
+
+def _of_checkpoint(spec: str, source: str) -> BPE:
+    from pe_jax.released import start  # reads GGUF files, which other runs do without
+
+    checkpoint = start.read(source)
+    begin, end = start.ends(checkpoint)
+    last = _prepare(spec, checkpoint.tokenizer)
+    _, digest = start.digests(checkpoint)
+    return BPE(spec, checkpoint.tokenizer, max(last, end) + 1, end, digest, begin)

@@ -62,6 +62,9 @@ class CompareConfig(TrainingSweep, Config):
 
     def check(self) -> Self:
         """Checks every model as `Config.check` does, and that both questions can be answered."""
+        if self.checkpoint:
+            fix = "a comparison trains models from the start; pass it to experiments.train"
+            raise ConfigError(f"checkpoint={self.checkpoint!r}: {fix}")
         filled = super().check()
         self.check_seeds()
         if len({*filled.encodings}) < len(self.encodings):

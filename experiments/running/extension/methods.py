@@ -1,20 +1,21 @@
 """Encodings instead of the RoPE of a trained model, by layer, from a spec with names in braces."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.files.run_names import short_names
-from pe_jax.encodings import Encoding, Sum
+from pe_jax.encodings import Encoding
 from pe_jax.encodings.base import abstract_terms, adds_to_input
 from pe_jax.encodings.lerope import LeRoPE
 from pe_jax.encodings.registry import Spec
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.terms import Rotation
 from pe_jax.encodings.windowed import Windowed, without_window
+from pe_jax.models import surgery
 from pe_jax.models.config import ModelConfig
+from pe_jax.models.surgery import parts_of
 from pe_jax.validation import ConfigError
 
 
@@ -92,29 +93,7 @@ def replacement(spec: Spec, index: int, rope: RoPE, trained: Trained) -> Encodin
     if isinstance(rope, LeRoPE) and not keeps:
         fix = "the run's frequencies are learned; pass lerope(…)"
         raise ConfigError(f"encodings: {spec!r} drops parameters: {fix}")
-    parts = [
-        _with_fields_of(rope, part) if isinstance(part, RoPE) else part
-        for part in parts_of(encoding)
-    ]
-    return _in_layer(layer, parts[0] if len(parts) == 1 else Sum(tuple(parts)))
-
-
-def _in_layer(layer: Encoding, new: Encoding) -> Encoding:
-    """The new encoding with the window or chunks of a layer, unless it has its own."""
-    own = isinstance(new, Windowed) or not isinstance(layer, Windowed)
-    return new if own else dataclasses.replace(layer, encoding=new)
-
-
-def _with_fields_of(rope: RoPE, part: RoPE) -> RoPE:
-    """The part with RoPE's fields, where it has their defaults, from `rope`."""
-    fields = dataclasses.fields(RoPE)
-    unset = [f.name for f in fields if getattr(part, f.name) == f.default]
-    return dataclasses.replace(part, **{name: getattr(rope, name) for name in unset})
-
-
-def parts_of(encoding: Encoding) -> tuple[Encoding, ...]:
-    """The parts of a sum, or the encoding alone."""
-    return encoding.parts if isinstance(encoding, Sum) else (encoding,)
+    return surgery.with_fields_of(rope, layer)
 
 
 def drops_rope(pattern: str) -> bool:
@@ -134,15 +113,13 @@ def extended(spec: str, trained: Trained, searched: Sequence[float] | None = Non
             return layer
         rope: Any = without_window(layer)
         filled = Spec(spec).filled(**placeholders(rope, trained, searched))
-        return _in_layer(layer, replacement(filled, index, rope, trained))
+        return surgery.in_layer(layer, replacement(filled, index, rope, trained))
 
     layers = Spec(trained.model.encoding).layers
     if trained.released:  # a method's pattern need not fit the model's
         layers = layers * (trained.model.layers // len(layers))
     layers = [extend(index, layer) for index, layer in enumerate(layers)]
-    periods = (n for n in range(1, len(layers) + 1) if len(layers) % n == 0)
-    period = next(n for n in periods if layers == layers[:n] * (len(layers) // n))
-    return Spec.of(layers[:period] if trained.released else layers)
+    return Spec.of(surgery.shortest(layers) if trained.released else layers)
 
 
 def filled(spec: str, trained: Trained) -> Spec:

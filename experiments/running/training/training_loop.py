@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from flax import nnx
 from jax.sharding import Mesh
 
 from experiments.running.files.provenance import save_json
@@ -24,6 +25,7 @@ from experiments.running.process.lock import Lock
 from experiments.running.process.profiler import Profiler
 from experiments.running.schedule.work import Worker
 from pe_jax import position_schemes
+from pe_jax.released import load, start
 from pe_jax.training import data, metrics, paths, sharding, tasks, tokenizer, utilization
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
 from pe_jax.training.config import PROTOCOLS, Config, EvalConfig
@@ -94,7 +96,7 @@ def run(config: Config, profile: bool = False) -> None:
         (source,) = open_source(config, config.eval)
         config = with_vocab(config, source.vocab)
         trainer = prepare(config)
-        evaluator = Evaluator(trainer, config.eval)
+        evaluator = Evaluator(trainer, config.eval, source.tokens and source.tokens.begin)
         finished, about = (folder / "evaluation.json").exists(), run_metadata(config, source)
         if (folder / "config.json").exists():
             saved = json.loads((folder / "config.json").read_text())
@@ -200,12 +202,14 @@ def batches(config: Config, source: Source, mesh: Mesh, skip: int = 0):
 
 
 def run_metadata(config: Config, source: Source) -> dict:
-    """The config with digests of the corpus and the tokenizer, as JSON.
+    """The config with digests of the corpus, the tokenizer and the checkpoint, as JSON.
 
     `folder` is where its relative paths start.
     """
     tokens = source.tokens and source.tokens.digest
     digests = {"corpus": source.corpus.digest, "tokens": tokens}
+    if config.checkpoint:
+        digests["weights"] = start.digests(start.read(config.checkpoint))[0]
     fields = {**dataclasses.asdict(config), **digests, "folder": os.getcwd()}
     return json.loads(json.dumps(fields))
 
@@ -221,9 +225,10 @@ def train(
 ) -> State:
     """Trains from the last checkpoint, or from the start, to the last step or a signal.
 
-    The start is a new model, or the trained `params`, with a new optimizer. A row of metrics has
-    the mean loss of the steps since the last row, and every `eval.every` steps the evaluation loss;
-    the worker hears of the progress at each. With `profile` a few steps are traced.
+    The start is a new model, the checkpoint's, or the trained `params`, with a new optimizer. A row
+    of metrics has the mean loss of the steps since the last row, and every `eval.every` steps the
+    evaluation loss; the worker hears of the progress at each. With `profile` a few steps are
+    traced.
 
     Data or a checkpoint that cannot be read or written end the program, on one line.
 
@@ -243,6 +248,8 @@ def train(
             state = state._replace(params=jax.tree.map(jnp.copy, params))
         distributed.wait_for_all()
         state, rows, done = _resumed(checkpoints, config, source, trainer, state, metadata)
+        if config.checkpoint and params is None and not done:
+            state = state._replace(params=released(config, trainer.mesh))
         if done:
             logging.info("%s continues at step %d", worker.label, done)
         peak = utilization.peak(trainer.mesh.devices.flat)  # None if unknown
@@ -286,6 +293,18 @@ def train(
             if stopping:
                 break
     return state
+
+
+def released(config: Config, mesh: Mesh) -> Any:
+    """The parameters of a run's checkpoint, with its encodings: float32, sharded as in training.
+
+    Raises:
+      ConfigError: a tensor is missing or another than the checkpoint's config says.
+    """
+    with one_line_errors():
+        checkpoint = start.read(config.checkpoint)
+        model = load.model(checkpoint, mesh=mesh, encoding=config.model.encoding)
+    return nnx.as_pure(nnx.state(model, nnx.Param))
 
 
 def _resumed(
