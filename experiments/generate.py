@@ -55,6 +55,7 @@ def text(workdir: Path, prompt: str, count: int, temperature: float, top_k: int,
     ids = tokens.encode(prompt.encode("utf-8", "surrogateescape"))
     if not len(ids):
         raise ConfigError("prompt='': pass at least one character")
+    ids = ids if tokens.begin is None else np.append([tokens.begin], ids)
     model, _ = trained_run.load(workdir.absolute())
     key = jax.random.key(seed)
     generated = generate(model, ids[None], count, key=key, temperature=temperature, top_k=top_k)

@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -25,14 +26,17 @@ from jax.sharding import Mesh
 
 from pe_jax import hf
 from pe_jax.encodings.registry import format_encoding
+from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling.base import Scaling
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.hf import weights as position_weights
 from pe_jax.models.config import DTYPES, ModelConfig
+from pe_jax.models.surgery import parts_of
 from pe_jax.models.transformer import Transformer
 from pe_jax.released import families
 from pe_jax.released.checkpoint import EXTRA, Checkpoint
 from pe_jax.released.families import Family
+from pe_jax.released.start import FREE
 from pe_jax.training.sharding import parameter_shardings, path_name
 from pe_jax.validation import ConfigError, refuse, shown
 
@@ -43,7 +47,6 @@ COPIED = (
     "generation_config.json",
 )
 PARAMS = "/attention/params/"  # in paths of a layer's parameters of positions
-FREE = {"encoding", "dtype", "remat", "attention", "dropout"}  # fields that configs do not decide
 
 
 def model(
@@ -131,17 +134,13 @@ def write(
 
     Raises:
       FileExistsError: the folder has something in it.
-      ValueError: the model is not what the config says (another size, encoding or window).
+      ConfigError: the model is not what the config says (another size, encoding or window).
     """
-    target = pathlib.Path(folder)
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise ConfigError(f"{target}: writing it needs safetensors; {EXTRA}") from error
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target}: it exists; choose another folder, or remove it")
-    config = like.config if scaling is None else hf.with_scaling(like.config, scaling)
-    config = _written(config, model)
+    target = check_target(folder)
+    import safetensors.numpy
+
+    dtype = jnp.dtype(model.embed.embedding[...].dtype).name
+    config = written_config(model.config, like, scaling, dtype)
     arrays = tensors(model, config)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -156,6 +155,66 @@ def write(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def check_target(folder: str | os.PathLike) -> pathlib.Path:
+    """The path of a folder that `write` may write.
+
+    Raises:
+      ConfigError: safetensors is missing.
+      FileExistsError: the folder has something in it.
+    """
+    target = pathlib.Path(folder)
+    if importlib.util.find_spec("safetensors") is None:
+        raise ConfigError(f"{target}: writing it needs safetensors; {EXTRA}")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target}: it exists; choose another folder, or remove it")
+    return target
+
+
+def scaling_of(config: ModelConfig) -> Scaling | None:
+    """The scaling of RoPE in a model's layers, as `write` takes it; None if they have none.
+
+    Of several the first is returned, which `write` then refuses for the layers with another.
+    """
+    parts = (part for layer in config.pattern for part in parts_of(layer))
+    scalings = (part.scaling for part in parts if isinstance(part, RoPE))
+    return next((scaling for scaling in scalings if scaling is not None), None)
+
+
+def written_config(
+    model: ModelConfig, like: Checkpoint, scaling: Scaling | None = None, dtype: str = "float32"
+) -> dict[str, Any]:
+    """The config.json of a model that `write` writes, with the arguments of `write`.
+
+    Raises:
+      ConfigError: no config of the checkpoint's family says what the model is.
+    """
+    config = like.config
+    if scaling is not None:
+        try:
+            config = hf.with_scaling(config, scaling)
+        except ValueError as error:
+            raise ConfigError(f"scaling={scaling}: {error}") from None
+    text = dict(families.text(config))
+    own = families.read(text)[1]
+    for field, value in vars(model).items():
+        if field not in FREE and value != getattr(own, field):
+            fix = f"the config that it would be written with says {shown(getattr(own, field))}"
+            refuse(f"model.{field}", value, fix)
+    said, encodings = own.windows, model.windows
+    for layer in range(own.layers):
+        here, there = encodings[layer % len(encodings)], said[layer % len(said)]
+        if here != there:
+            fix = f"the config says {_spec(there)}, and only a scaling (scaling=) may differ"
+            raise ConfigError(f"layer {layer} has {_spec(here)}: {fix}")
+    if text is not config and "text_config" in config:
+        text.pop("architectures", None)  # that of all parts
+    return text | {"torch_dtype" if "torch_dtype" in text else "dtype": dtype}
+
+
+def _spec(layer: Windowed) -> str:
+    return format_encoding(layer if layer.span else layer.encoding)
 
 
 def _by_path(tree: Any) -> dict[str, Any]:
@@ -230,34 +289,6 @@ def _check_tied(family: Family, tensors: Mapping[str, Any], names: Mapping[str, 
     if head is not None and not np.array_equal(tensors[head], tensors[embed]):
         fix = "tie_word_embeddings says that they are one; set it to false"
         raise ConfigError(f"tensors {head} and {embed} differ: {fix}")
-
-
-def _written(config: Mapping[str, Any], model: Transformer) -> dict[str, Any]:
-    """The config of the text model, for the weights' dtype.
-
-    Raises:
-      ConfigError: it describes another model.
-    """
-    text = dict(families.text(config))
-    own, has = families.read(text)[1], model.config
-    for field, value in vars(has).items():
-        if field not in FREE and value != getattr(own, field):
-            fix = f"the config that it would be written with says {shown(getattr(own, field))}"
-            refuse(f"model.{field}", value, fix)
-    said, encodings = own.windows, model.encodings
-    for layer in range(own.layers):
-        here, there = encodings[layer % len(encodings)], said[layer % len(said)]
-        if here != there:
-            fix = f"the config says {_spec(there)}; pass scaling= if that differs"
-            raise ConfigError(f"layer {layer} has {_spec(here)}: {fix}")
-    if text is not config and "text_config" in config:
-        text.pop("architectures", None)  # that of all parts
-    dtype = jnp.dtype(model.embed.embedding[...].dtype).name
-    return text | {"torch_dtype" if "torch_dtype" in text else "dtype": dtype}
-
-
-def _spec(layer: Windowed) -> str:
-    return format_encoding(layer if layer.span else layer.encoding)
 
 
 def tensors(model: Transformer, config: Mapping[str, Any]) -> dict[str, np.ndarray]:

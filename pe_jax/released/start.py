@@ -9,17 +9,16 @@
 import dataclasses
 import functools
 import hashlib
-import itertools
 from pathlib import Path
 from typing import Any
 
 from pe_jax.models import surgery
 from pe_jax.models.config import ModelConfig
-from pe_jax.released import families, files
+from pe_jax.released import families, files, tokenizer_files
 from pe_jax.released.checkpoint import Checkpoint
 from pe_jax.validation import ConfigError, refuse
 
-FREE = ("encoding", "dtype", "remat", "attention", "dropout")  # fields that a run may set
+FREE = ("encoding", "dtype", "remat", "attention", "dropout")  # fields that configs do not decide
 END = "<|endoftext|>"  # between documents; instruction models end a turn with another token
 
 
@@ -89,12 +88,10 @@ def ends(checkpoint: Checkpoint) -> tuple[int | None, int]:
     if model is None:
         fix = "add tokenizer.json, or pass tokenizer=bpe:PATH"
         raise ConfigError(f"{checkpoint.path}: no tokenizer that is read; {fix}")
-    encoded = model.encode("a")
-    marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
-    first = [token for token, _ in itertools.takewhile(lambda pair: pair[1], marked)]
+    begin = tokenizer_files.first(model)
     named = [model.token_to_id(x) for x in (END, checkpoint.extra.get("eos_token")) if x]
     known = [token for token in named if token is not None] + checkpoint.extra.get("stop", [])
     if not known:
         fix = "name eos_token in tokenizer_config.json"
         raise ConfigError(f"{checkpoint.path}: no token ends a document; {fix}")
-    return (first[0] if first else None), known[0]
+    return (begin[0] if begin else None), known[0]

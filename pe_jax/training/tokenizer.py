@@ -100,13 +100,14 @@ class BPE:
         return np.asarray(ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of ids.
+        """Returns the text of ids, without those that begin and end documents.
 
         Raises:
           ConfigError: An id is outside the vocabulary.
         """
         ids = check_ids(ids, self.vocab)
-        return self.model.decode(ids[ids != self.eos].tolist(), skip_special_tokens=False)
+        ends = [self.eos, self.eos if self.begin is None else self.begin]
+        return self.model.decode(ids[~np.isin(ids, ends)].tolist(), skip_special_tokens=False)
 
 
 def get(spec: str) -> Tokenizer:

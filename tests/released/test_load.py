@@ -333,7 +333,8 @@ def test_a_scaling_is_written_in_the_keys_of_the_family(tmp_path):
     assert config["rope_parameters"]["rope_type"] == "yarn"
     assert hf.pattern(list(hf.encodings(config))) == extended.config.encoding
     with pytest.raises(
-        ValueError, match=r"layer 0 has rope: the config says rope\(scaling=yarn.*; pass scaling="
+        ValueError,
+        match=r"layer 0 has rope: the config says rope\(scaling=yarn.*, and only a scaling",
     ):
         load.write(model, tmp_path / "other", like=checkpoint, scaling=scaling)
     other = recorded.checkpoint(recorded.load()["mistral"])

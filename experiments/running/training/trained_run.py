@@ -11,6 +11,8 @@ from pathlib import Path
 import jax
 
 from pe_jax.models.transformer import Transformer
+from pe_jax.released import load as released
+from pe_jax.released import start
 from pe_jax.training import sharding, tokenizer
 from pe_jax.training.checkpoint import Checkpoints, abstract
 from pe_jax.training.config import Config, MeshConfig, from_json
@@ -43,7 +45,9 @@ def read(workdir: Path, field: str = "workdir") -> tuple[Config, dict]:
 
 def _from(folder: Path, spec: str) -> str:
     """A spec of files, its relative path resolved from a folder if something exists there."""
-    match = re.fullmatch(r"((?:passkeys:)?text:|(?:passkeys:)?tfds:[^:]+:|bpe:)(?!~)(.+)", spec)
+    match = re.fullmatch(
+        r"((?:passkeys:)?text:|(?:passkeys:)?tfds:[^:]+:|bpe:|checkpoint:)(?!~)(.+)", spec
+    )
     path = folder / match[2] if match else folder
     return f"{match[1]}{path}" if match and (path.exists() or glob.glob(str(path))) else spec
 
@@ -101,3 +105,33 @@ def load(workdir: Path) -> tuple[Transformer, Config]:
     mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
     trainer = Trainer(config.model, config.optimizer, config.steps, mesh)
     return trainer.model(restore(workdir, trainer).params), config
+
+
+def check_export(config: Config, folder: Path) -> None:
+    """Checks before a run that its model could be written to a folder of the Hub, as `export` does.
+
+    Raises:
+      ConfigError: it starts from no checkpoint, several processes train it, or its encodings are
+        none that the checkpoint's config could name.
+      FileExistsError: the folder has something in it.
+    """
+    if not config.checkpoint:
+        fix = "a run without checkpoint= has no family of transformers to be written in"
+        raise ConfigError(f"--export={str(folder)!r}: {fix}")
+    if jax.process_count() > 1:
+        raise ConfigError("--export: several processes train; export the finished run in one")
+    checkpoint = start.read(config.checkpoint)
+    released.check_target(folder)
+    released.written_config(config.model, checkpoint, released.scaling_of(config.model))
+
+
+def export(config: Config, folder: Path) -> None:
+    """Writes the model of a run's last checkpoint as a folder that transformers loads, in float32.
+
+    Raises:
+      ConfigError: as `check_export`; there is no checkpoint of the run, or a file is damaged.
+      FileExistsError: the folder has something in it.
+    """
+    model, _ = load(Path(config.workdir))
+    checkpoint = start.read(config.checkpoint)
+    released.write(model, folder, checkpoint, released.scaling_of(config.model))
