@@ -45,6 +45,16 @@ def test_randomized_positions_rise_in_each_segment_in_training_and_in_tests():
         assert not np.array_equal(places, drawn("randomized(maximum=30)", 1, testing))
 
 
+def test_pose_skips_ahead_in_each_segment_in_training_alone():
+    places = drawn("pose(maximum=1000, chunks=3)")
+    for run in runs(places):
+        assert run[0] == 0 and (np.diff(run) >= 1).all() and (np.diff(run) > 1).sum() <= 2
+    assert 12 < places.max() < 1000 and not np.array_equal(*places)
+    assert drawn("pose(maximum=1000)", testing=True) is None
+    same = drawn("pose(maximum=12)")  # of the row: documents that are shorter still skip
+    assert same.max() < 12 and not np.array_equal(places, drawn("pose(maximum=1000, chunks=3)", 1))
+
+
 def test_random_floats_rise_in_each_segment_and_tests_space_them_evenly():
     spec = "random_floats(trained_length=6, maximum=30)"
     places = drawn(spec)
@@ -84,6 +94,7 @@ def test_bilevel_positions_come_from_the_tokens():
         ("contiguous", 12, 12, 50),
         ("randomized(maximum=40)", 40, 40, None),
         ("random_floats(maximum=40.5)", 41, 41, 41),
+        ("pose(maximum=40)", 40, 12, 50),
         ("shape(maximum=9)", 21, 12, 50),
         ("cape", 17, 12, 50),  # (11 + 5 + 0.5)·1.03 is the farthest
         ("bilevel", 12, 12, 50),
@@ -157,6 +168,8 @@ def test_tests_draw_where_the_paper_does_and_have_no_number_beyond_the_maximum()
         ("random_floats(maximum=0)", ("maximum=0", "above 0")),
         ("random_floats(trained_length=0)", ("trained_length=0", "at least 1")),
         ("randomized(maximum=63)", ("maximum must be at least length=64",)),
+        ("pose(maximum=63)", ("maximum must be at least length=64",)),
+        ("pose(chunks=1)", ("chunks=1", "at least 2")),
         ("random_floats", ("trained_length=512", "at most length=64")),
         ("cape(scaling=0.5)", ("scaling=0.5", "at least 1")),
         ("cape(local_shift='a')", ("local_shift='a'", "at least 0")),

@@ -1,6 +1,7 @@
 """Encodings by their names: `make`, `parse`, `format_encoding`; `Spec` is a string parsed once."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,6 +116,26 @@ def _value(value: Any, spec: str) -> Any:
         return specs.build("scaling", SCALINGS, value.name, fields)
     except ValueError as error:
         raise ConfigError(f"encoding {shown(spec)}: {error}") from error
+
+
+def shortest(layers: list[Encoding]) -> list[Encoding]:
+    """The shortest pattern that is repeated in these layers."""
+    periods = (n for n in range(1, len(layers) + 1) if len(layers) % n == 0)
+    return next(p for n in periods if layers == (p := layers[:n]) * (len(layers) // n))
+
+
+def format_pattern(layers: list[Encoding]) -> str:
+    """The shortest spec that, repeated, `parse` reads as these layers: `rope@window=4096*3,nope`.
+
+    Raises:
+      TypeError, ValueError: as `format_encoding`.
+    """
+    specs = []
+    for encoding, run in itertools.groupby(shortest(layers)):
+        spec, count = format_encoding(encoding), len(list(run))
+        spec = f"({spec})" if isinstance(encoding, Sum) and count > 1 else spec
+        specs.append(spec if count == 1 else f"{spec}*{count}")
+    return ",".join(specs)
 
 
 def format_encoding(encoding: Encoding) -> str:

@@ -1,13 +1,12 @@
 """What a config says of one layer's attention, and patterns of such layers as config strings."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.mrope import MRoPE
-from pe_jax.encodings.registry import format_encoding
+from pe_jax.encodings.registry import format_pattern
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.windowed import Windowed
@@ -172,17 +171,12 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
     stacks = sorted({layer.stack for layer in layers})
     if len(stacks) != 1:
         raise ValueError(f"layers: {len(stacks)} stacks {stacks}; pass those of one stack")
-    specs = []
+    encodings = []
     for index, layer in enumerate(layers):
         if layer.encoding is None:
             raise ValueError(f"layers: layer {index} has no attention and so no spec; leave it out")
         encoding = layer.encoding
         if layer.window is not None or layer.chunk is not None:
             encoding = Windowed(encoding, layer.window, chunk=layer.chunk)
-        specs.append((format_encoding(encoding), isinstance(encoding, Sum)))
-    count = len(specs)
-    lengths = (n for n in range(1, count + 1) if count % n == 0)
-    length = next(n for n in lengths if specs == specs[:n] * (count // n))
-    runs = ((key, len(list(run))) for key, run in itertools.groupby(specs[:length]))
-    marked = ((f"({spec})" if is_sum and n > 1 else spec, n) for (spec, is_sum), n in runs)
-    return ",".join(spec if n == 1 else f"{spec}*{n}" for spec, n in marked)
+        encodings.append(encoding)
+    return format_pattern(encodings)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pe_jax.encodings.base import Encoding
-from pe_jax.encodings.registry import Spec
+from pe_jax.encodings.registry import Spec, format_pattern
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.windowed import Windowed, without_window
@@ -32,7 +32,8 @@ def over(config: ModelConfig, encoding: str) -> Spec:
     """
     old, new = Spec(config.encoding).layers, Spec(encoding).layers
     pairs = ((old[n % len(old)], new[n % len(new)]) for n in range(config.layers))
-    return Spec.of(shortest([in_layer(a, with_fields_of(without_window(a), b)) for a, b in pairs]))
+    layers = [in_layer(a, with_fields_of(without_window(a), b)) for a, b in pairs]
+    return Spec(format_pattern(layers))
 
 
 def in_layer(layer: Encoding, new: Encoding) -> Encoding:
@@ -57,12 +58,6 @@ def with_fields_of(rope: Encoding, new: Encoding) -> Encoding:
 def parts_of(encoding: Encoding) -> tuple[Encoding, ...]:
     """The parts of a sum, or the encoding alone."""
     return encoding.parts if isinstance(encoding, Sum) else (encoding,)
-
-
-def shortest(layers: list[Encoding]) -> list[Encoding]:
-    """The shortest pattern that is repeated in these layers."""
-    periods = (n for n in range(1, len(layers) + 1) if len(layers) % n == 0)
-    return next(p for n in periods if layers == (p := layers[:n]) * (len(layers) // n))
 
 
 def with_encoding(model: Transformer, encoding: str) -> Transformer:

@@ -1,5 +1,7 @@
 """Positions: what they are made of, what is refused, what is widened."""
 
+import collections
+
 import hypothesis.extra.numpy as hnp
 import jax
 import jax.numpy as jnp
@@ -99,6 +101,50 @@ def test_randomized_positions_are_any_ordered_set_as_likely_as_another():
     np.testing.assert_array_equal(pos.randomized(KEYS[1], 3, 99), pos.randomized(KEYS[1], 3, 99))
 
 
+def pose_law(n: int, maximum: int, chunks: int) -> collections.Counter:
+    """How likely each list of positions is, from the paper's formula: piece by piece, all draws."""
+    law, longest = collections.Counter(), -(-n // chunks)
+
+    def add(begin, skip, left, places, share):
+        if left == 1:
+            law[*places, *range(begin + skip, n + skip)] += share
+            return
+        for size in range(1, longest + 1):
+            piece = range(begin + skip, min(begin + size, n) + skip)
+            skips = range(skip, maximum - n + 1)
+            for further in skips:
+                part = share / longest / len(skips)
+                add(begin + size, further, left - 1, (*places, *piece), part)
+
+    add(0, 0, chunks, (), 1.0)
+    return law
+
+
+@pytest.mark.parametrize("n, maximum, chunks", [(3, 5, 2), (4, 6, 3)])
+def test_pose_moves_pieces_as_likely_as_the_papers_formula(n, maximum, chunks):
+    law = pose_law(n, maximum, chunks)
+    assert np.isclose(sum(law.values()), 1)
+    ids = np.repeat(np.int32([4, 1]), [n, 1])  # documents in a row: each as if alone
+    rows = np.asarray(jax.jit(jax.vmap(lambda k: pos.pose(k, ids, maximum, chunks)))(KEYS))
+    found = collections.Counter(map(tuple, rows[:, :n].tolist()))
+    assert found.keys() == law.keys() and rows.dtype == np.int32 and not rows[:, n].any()
+    for places, share in law.items():
+        assert abs(found[places] / len(rows) - share) < 0.02, places
+
+
+def test_pose_cuts_each_document_and_fills_the_target_alone():
+    ids, maximum = np.repeat(np.int32([4, 1]), [60, 40]), 1000
+    drawn = np.asarray(jax.jit(jax.vmap(lambda k: pos.pose(k, ids, maximum, 4)))(KEYS[:500]))
+    for rows in (drawn[:, :60], drawn[:, 60:]):
+        steps = np.diff(rows)
+        assert (rows[:, 0] == 0).all() and (steps >= 1).all() and ((steps > 1).sum(1) <= 3).all()
+        last = maximum - rows.shape[1]  # the farthest that a document may be moved
+        assert (rows[:, -1] - rows.shape[1] + 1 <= last).all() and rows.max() > 0.99 * maximum
+    assert (drawn[:, 59] - drawn[:, 99] != 20).mean() > 0.9  # moved separately
+    np.testing.assert_array_equal(pos.pose(KEYS[0], ids[:60], 60), range(60))
+    np.testing.assert_array_equal(pos.pose(KEYS[1], ids, 999), pos.pose(KEYS[1], ids, 999))
+
+
 def test_random_floats_are_the_order_statistics_of_a_uniform_range():
     """Of n uniform numbers in [0, 1), number i has mean i/(n + 1)."""
     drawn = np.asarray(jax.vmap(lambda k: pos.random_floats(k, 4, 50.0))(KEYS))
@@ -193,6 +239,9 @@ def recovered(places: np.ndarray, drawn: np.ndarray) -> dict[str, np.ndarray]:
         (lambda k: pos.randomized(k, 8, 7), ("maximum=7", "at least the length 8")),
         (lambda k: pos.randomized(k, 8, 9.0), ("maximum=9.0", "at least the length 8")),
         (lambda k: pos.randomized(k, -1, 9), ("length=-1", "at least 0")),
+        (lambda k: pos.pose(k, [0, 0], 1), ("maximum=1", "at least the length 2")),
+        (lambda k: pos.pose(k, [0, 0], 9, chunks=1), ("chunks=1", "at least 2")),
+        (lambda k: pos.pose(k, [[0, 0]], 9), ("segments=(1, 2)", "ids [T]")),
         (lambda k: pos.random_floats(k, -1, 9.0), ("length=-1", "at least 0")),
         (lambda k: pos.random_floats(k, 8, np.inf), ("maximum=inf", "above 0")),
         (lambda k: pos.evenly_spaced(np.zeros(3, int), 0, 9.0), ("trained_length=0", "at least 1")),

@@ -9,7 +9,7 @@ from experiments.running.files.run_names import short_names
 from pe_jax.encodings import Encoding
 from pe_jax.encodings.base import abstract_terms, adds_to_input
 from pe_jax.encodings.lerope import LeRoPE
-from pe_jax.encodings.registry import Spec
+from pe_jax.encodings.registry import Spec, shortest
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.terms import Rotation
 from pe_jax.encodings.windowed import Windowed, without_window
@@ -119,7 +119,7 @@ def extended(spec: str, trained: Trained, searched: Sequence[float] | None = Non
     if trained.released:  # a method's pattern need not fit the model's
         layers = layers * (trained.model.layers // len(layers))
     layers = [extend(index, layer) for index, layer in enumerate(layers)]
-    return Spec.of(surgery.shortest(layers) if trained.released else layers)
+    return Spec.of(shortest(layers) if trained.released else layers)
 
 
 def filled(spec: str, trained: Trained) -> Spec:

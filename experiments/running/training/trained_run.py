@@ -13,7 +13,7 @@ import jax
 from pe_jax.models.transformer import Transformer
 from pe_jax.released import load as released
 from pe_jax.released import start
-from pe_jax.training import sharding, tokenizer
+from pe_jax.training import paths, sharding, tokenizer
 from pe_jax.training.checkpoint import Checkpoints, abstract
 from pe_jax.training.config import Config, MeshConfig, from_json
 from pe_jax.training.step import State, Trainer
@@ -45,9 +45,8 @@ def read(workdir: Path, field: str = "workdir") -> tuple[Config, dict]:
 
 def _from(folder: Path, spec: str) -> str:
     """A spec of files, its relative path resolved from a folder if something exists there."""
-    match = re.fullmatch(
-        r"((?:passkeys:)?text:|(?:passkeys:)?tfds:[^:]+:|bpe:|checkpoint:)(?!~)(.+)", spec
-    )
+    kinds = r"(?:passkeys:)?text:|(?:passkeys:)?tfds:[^:]+:|bpe:|checkpoint:"
+    match = re.fullmatch(rf"({kinds})(?!~)(.+)", spec)
     path = folder / match[2] if match else folder
     return f"{match[1]}{path}" if match and (path.exists() or glob.glob(str(path))) else spec
 
@@ -132,6 +131,6 @@ def export(config: Config, folder: Path) -> None:
       ConfigError: as `check_export`; there is no checkpoint of the run, or a file is damaged.
       FileExistsError: the folder has something in it.
     """
-    model, _ = load(Path(config.workdir))
+    model, _ = load(paths.folder(config.workdir))
     checkpoint = start.read(config.checkpoint)
     released.write(model, folder, checkpoint, released.scaling_of(config.model))
