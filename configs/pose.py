@@ -1,7 +1,6 @@
-r"""PoSE (arXiv 2309.10400): SmolLM2-135M made for 16,384 tokens on rows of 2,048.
+"""PoSE (arXiv 2309.10400): SmolLM2-135M made for 16,384 tokens on rows of 2,048.
 
-    python -m experiments.train --config=configs/pose.py:cpu --config.data=text:DIR \\
-      --export=FOLDER
+    python -m experiments.train --config=configs/pose.py:cpu --config.data=text:DIR --export=FOLDER
     python -m experiments.extend --checkpoint=FOLDER       # loss, needles and facts by length
 
 YaRN doubles the 8,192 tokens that the model was trained on, and positions of training rows skip

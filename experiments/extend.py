@@ -35,7 +35,11 @@ def main(config: ExtendConfig | ReleasedConfig) -> None:
     return extend.main(config)
 
 
+def default_config(arguments: list[str]) -> str:
+    """The config of a command line that names none: another one for a released checkpoint."""
+    released = any(argument.lstrip("-").startswith("checkpoint") for argument in arguments)
+    return "configs/extend.py:released" if released else "configs/extend.py"
+
+
 if __name__ == "__main__":
-    released = any(argument.lstrip("-").startswith("checkpoint") for argument in sys.argv)
-    default = "configs/extend.py:released" if released else "configs/extend.py"
-    launch.run(main, default, ExtendConfig, ReleasedConfig)
+    launch.run(main, default_config(sys.argv), ExtendConfig, ReleasedConfig)

@@ -33,9 +33,14 @@ def main(config: Config) -> None:
         trained_run.export(config, folder)
 
 
-if __name__ == "__main__":
+def define_flags() -> None:
+    """Those beside the config."""
     flags.DEFINE_bool("profile", False, "trace a few steps after warm-up, into the workdir")
     flags.DEFINE_string(
         "export", None, "the trained model as a folder of the Hub; for runs with a checkpoint"
     )
+
+
+if __name__ == "__main__":
+    define_flags()
     launch.run(main, "configs/train.py", Config)

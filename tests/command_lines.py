@@ -11,6 +11,7 @@ import pytest
 from absl import app, flags
 
 import experiments.compare  # noqa: F401  # defines --last_look
+from experiments import extend, train
 from experiments.measuring import benchmark_settings
 from experiments.running.command import launch
 from experiments.running.configs.compare import CompareConfig
@@ -47,8 +48,11 @@ def start(program: str, begin: Callable[[Any], None]) -> None:
         return
     if program == "compile_tpu":
         compile_tpu.define_flags()
-    file = "train" if program == "compile_tpu" else program
-    launch.run(begin, f"configs/{file}.py", *KINDS[program])
+    if program == "train":
+        train.define_flags()
+    file = f"configs/{'train' if program == 'compile_tpu' else program}.py"
+    file = extend.default_config(sys.argv) if program == "extend" else file
+    launch.run(begin, file, *KINDS[program])
 
 
 @contextlib.contextmanager
