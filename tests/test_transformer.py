@@ -468,3 +468,18 @@ def test_other_encodings_in_a_model_keep_its_weights_whatever_the_pattern_was():
     np.testing.assert_allclose(with_encoding(other, pattern)(tokens), want, atol=1e-6)
     with pytest.raises(ValueError, match="the weights have no shared/0/table for it"):
         with_encoding(model, "t5")
+
+
+def test_stacked_caches_give_what_one_pass_gives():
+    pattern = "rope@window=5@sinks=1,fox"  # a ring, and a running sum
+    config = ModelConfig(vocab=31, width=16, layers=10, heads=2, kv_heads=1, encoding=pattern)
+    model = Transformer(config, rngs=nnx.Rngs(0))
+    tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, 31)
+    cache, extend = model.init_cache(2, 12, stacked=True), jax.jit(lambda t, c: model(t, cache=c))
+    assert [x.length.shape for x in cache] == [(5,)] * 2
+    parts = []
+    for part in (tokens[:, :6], tokens[:, 6:]):
+        logits, cache = extend(part, cache)
+        parts.append(logits)
+    want = jax.jit(model)(tokens)
+    np.testing.assert_allclose(jnp.concatenate(parts, 1), want, atol=1e-5)

@@ -103,7 +103,7 @@ class Stack(nnx.Module):
         """All blocks: a scan over repeats of the pattern.
 
         With caches, a Python loop: a scan would copy every cache in and out for each token, which
-        takes many times as long as attention.
+        takes many times as long as attention. Stacked ones are for many tokens at once: a scan.
         """
         split = [nnx.split(block) for block in self.blocks]
         graphs = [graph for graph, _ in split]
@@ -129,10 +129,12 @@ class Stack(nnx.Module):
         repeats = self.config.layers // period
         keys = None if key is None else jax.random.split(key, repeats)
         states = [state for _, state in split]
-        if cache is None:
-            step = jax.checkpoint(repeat) if self.config.remat and repeats > 1 else repeat
+        if cache is None or isinstance(cache, tuple):
+            remat = self.config.remat and repeats > 1 and cache is None
+            step = jax.checkpoint(repeat) if remat else repeat
             unroll = repeats if self.config.layers <= UNROLLED else 1
-            return jax.lax.scan(step, x, (states, None, keys), unroll=unroll)
+            x, longer = jax.lax.scan(step, x, (states, cache, keys), unroll=unroll)
+            return x, tuple(longer or ())
         longer = []
         for i in range(repeats):
             layer_states, repeat_key = jax.tree.map(lambda a: a[i], (states, keys))  # noqa: B023
@@ -224,7 +226,9 @@ class Transformer(Stack):
             positions = jnp.broadcast_to(jnp.asarray(positions), rows)
         input_positions = positions
         if cache is not None and positions is None:
-            input_positions = caches.next_positions(cache[0], tokens.shape[1], segments)
+            stacked, first = isinstance(cache, tuple), cache[0]
+            first = jax.tree.map(lambda a: a[0], first) if stacked else first
+            input_positions = caches.next_positions(first, tokens.shape[1], segments)
         x = self._embed(tokens, input_positions, segments, layout)
         shared = nnx.as_pure(self.shared)
         x, longer = self._layers(x, shared, positions, segments, cache, key, layout)
@@ -281,11 +285,15 @@ class Transformer(Stack):
             x, _ = block(x, shared[self.which[slot]], positions, segments, None, None)
             check(x, f"the output of layer {layer}")
 
-    def init_cache(self, batch: int, capacity: int, padded: bool = False):
+    def init_cache(
+        self, batch: int, capacity: int, padded: bool = False, stacked: bool = False
+    ) -> list | tuple:
         """Empty caches for `capacity` tokens, one per layer, for the current parameters.
 
         Layers with a window keep its tokens alone, or all if rows are to be `padded` (`segments`),
-        as padding would take their place.
+        as padding would take their place. If `stacked`, there is one per layer of the pattern, with
+        a leading axis for its repeats: each call copies all of them, and compiles as fast as
+        without a cache.
 
         Raises:
           ValueError: the model is not causal, `capacity` is beyond a learned table's length.
@@ -308,4 +316,8 @@ class Transformer(Stack):
             encoding = without_window(encoding) if padded else encoding
             return caches.empty(encoding, batch, capacity, self.config.dims, dtype, params)
 
-        return [layer_cache(layer) for layer in range(self.config.layers)]
+        empty = [layer_cache(layer) for layer in range(self.config.layers)]
+        if not stacked:
+            return empty
+        slots = (empty[slot::period] for slot in range(period))
+        return tuple(jax.tree.map(lambda *a: jnp.stack(a), *slot) for slot in slots)

@@ -62,6 +62,8 @@ class Reader:
             logits, _ = nnx.merge(graph, state)(tokens[None, :-1], cache=cache)
             return logits[0].argmax(-1), token_losses(logits[0], tokens[1:])
 
+        # jitted, so that no cache exists twice
+        self.empty = jax.jit(lambda: self.model.init_cache(1, length, stacked=True))
         self._losses = jax.jit(losses, static_argnums=2)
         self._read = jax.jit(read, donate_argnums=1)
         self._answers = jax.jit(answers)
@@ -75,7 +77,7 @@ class Reader:
 
         A cache is good until the next one is asked for.
         """
-        cache = self.model.init_cache(1, self.length)
+        cache = self.empty()
         size = _chunk(self.length)
         for begin in range(0, len(tokens), size):
             cache = self._read(self.state, cache, jnp.asarray(tokens[begin : begin + size]))
