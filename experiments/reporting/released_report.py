@@ -32,9 +32,10 @@ def key_tokens(short: np.ndarray, long: np.ndarray) -> np.ndarray:
     """Which tokens need the long context: those that LongPPL counts.
 
     They gain more than 2 nats by it, and are then likelier than e^-2: α and β of Fang et al.,
-    "What is Wrong with Perplexity for Long-context Language Modeling?", arXiv 2410.23771, §3.3. The
-    loss over these alone is LongPPL's logarithm. There another model finds them; here it is the
-    model as it is, at its trained length.
+    "What is Wrong with Perplexity for Long-context Language Modeling?", arXiv 2410.23771. The loss
+    over these alone is LongPPL's logarithm. There another model finds them, with 4,096 tokens and
+    more for a short context; here it is the model as it is, at its trained length and at the
+    shortest of the config.
 
     Args:
       short: losses after a short context [T].
@@ -130,7 +131,7 @@ class ReleasedPage:
         config, targets = self.config, f"{self.config.targets:,}"
         count = len(self.schemes[0].runs)
         over = f"mean ± standard deviation over {count} documents" if count > 1 else "one document"
-        trained = f"trained at {self.length}, extended to {self.target}"
+        trained = f"trained at {self.length:,}, extended to {self.target:,}"
 
         def shown(test: str):
             def cell(scheme: Scheme, length: int) -> str:
@@ -156,11 +157,11 @@ class ReleasedPage:
         for table in tables:
             table.caption, table.min_width = f"{over.capitalize()}.", 90
         tables[1].caption = f"Mean over {len(self.keyed[0].runs)} documents that have such tokens."
-        minus = f"at {self.target}, minus that of {self.reference}"
+        minus = f"at {self.target:,}, minus that of {self.reference}"
         verdicts = judged_losses(self.verdicts())
         tables.append(table_of_verdicts(f"Loss {minus}", "document", verdicts))
         if self.tasks:
-            title = f"Answers right {minus}, points, mean over tasks"
+            title = f"Answers right {minus}, points, mean over tests"
             judged = judged_accuracies(self.reference, self.differences())
             tables.append(table_of_verdicts(title, "document", judged))
         return tables
@@ -204,7 +205,8 @@ class ReleasedPage:
             plotting.numbers(axes, np.array(cells, float))
             names = plotting.labels([s.name for s in self.schemes], 28)
             axes.set_yticks(range(len(names)), names)
-            axes.set_xticks(range(len(self.tasks)), self.tasks, rotation=40, ha="right")
+            axes.set_xticks([])
             axes.set_title(f"context of {length:,} tokens")
+        panels[-1].set_xticks(range(len(self.tasks)), self.tasks, rotation=40, ha="right")
         plotting.colour_bar(drawn, panels, "fraction of answers right")
         return plotting.Drawing("tasks", drawn, alt=f"Answers right by method and task. {title}")

@@ -6,7 +6,7 @@ A row is one number of one trained model, or why there is none:
 |---|---|
 | scheme | the short name of the encoding |
 | variant | what else tells models of one scheme apart, e.g. the positions it was trained with |
-| seed | of the run; empty for what no run gave |
+| seed | of the run, or the number of a document that one model reads; empty where no run is |
 | learning_rate, encoding_rate | of the run; the second is a multiple, for its own parameters |
 | test | what was asked: a protocol, a view of images, "TASK: tokens", "passkeys: exact" |
 | length | of the test: tokens, symbols, pixels per side |
