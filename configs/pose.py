@@ -4,8 +4,9 @@
     python -m experiments.extend --checkpoint=FOLDER       # loss, needles and facts by length
 
 YaRN doubles the 8,192 tokens that the model was trained on, and positions of training rows skip
-ahead to 16,384. `cpu`: 40 steps of one row, ten seconds each on two cores. `gpu`: 300 steps of 16
-rows in bfloat16, for 12 minutes of one GPU.
+ahead to 16,384. `cpu`: 40 steps of one row; on two busy cores a row of half the length took 20 to
+30 seconds. `gpu`: 300 steps of 16 rows in bfloat16, meant for 12 minutes of one GPU, where it has
+not run yet.
 
 Where the numbers come from: learning rate 2e-5, 10 steps of warm-up and rows of 2,048 in two
 pieces are those of the paper's released script (which has 1,000 steps of 64 rows); AdamW with b2

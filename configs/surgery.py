@@ -7,8 +7,8 @@
 - `nope_fourth`: every fourth layer has no positions, as in SmolLM3.
 - `drope`: none has (DroPE, arXiv 2512.12167).
 
-`p_rope_gpu`, …: 600 steps of 16 rows in bfloat16 instead of 300 of one, for 12 minutes of one GPU;
-a step of one row takes ten seconds on two cores.
+`p_rope_gpu`, …: 600 steps of 16 rows in bfloat16 instead of 300 of one, meant for 12 minutes of one
+GPU, where they have not run yet.
 
 Where the numbers come from: the learning rate is five times that of `configs/pose.py`, since what
 was learned about positions must be learned again, and a thirtieth of the model's own of 3e-3; it
