@@ -29,7 +29,11 @@ def test_config_files_that_were_written_before_still_load(tmp_path):
     here = Path(__file__).parents[2] / "configs"
     for name in ("compare", "extend", "images", "tasks"):
         new = (here / f"{name}.py").read_text()
-        old = re.sub(r"running\.configs\.(compare|extend|images|tasks) import", "running.sweep_configs import", new)
+        old = re.sub(
+            r"running\.configs\.(compare|extend|images|tasks) import",
+            "running.sweep_configs import",
+            new,
+        )
         assert old != new
         (tmp_path / f"{name}.py").write_text(old)
         get = runpy.run_path(str(tmp_path / f"{name}.py"))["get_config"]
