@@ -33,6 +33,11 @@ from pe_jax.validation import ConfigError
 ENTRIES, PAGE = ROOT / "docs" / "speedrun", ROOT / "docs" / "speedrun.md"
 BEGIN, END = "<!-- entries: begin -->\n", "<!-- entries: end -->"
 FREE = ("workdir", "encodings", "baseline", "reference", "workers", "devices", "mesh")
+ADDED = {
+    "eval": ("kept",),
+    "model": ("attention_cap", "attention_scale", "bias_of", "block", "embed_norm", "embed_scale")
+    + ("logit_cap", "logit_scale", "norm_epsilon", "qk_norm_over"),
+}
 PROTOCOL = "non-overlapping"
 # Nats per byte for one seed at the trained length and at eight times it: rounding differs between
 # machines and grows in 1,000 steps; the losses of encodings that fail at 512 move most.
@@ -42,11 +47,17 @@ TOLERANCE = (0.03, 0.15)
 def frozen(config: dict) -> dict:
     """The fields of a comparison's config that every entry shares.
 
-    Without `eval.kept` where it is empty: entries were made before there was such a field.
+    Without those that were added after entries were made (`ADDED`), where they have their defaults.
     """
-    evaluation = {name: value for name, value in config["eval"].items() if name != "kept" or value}
+    defaults = json.loads(json.dumps(dataclasses.asdict(CompareConfig())))
     shared = {name: value for name, value in config.items() if name not in FREE}
-    return {**shared, "eval": evaluation}
+    for field, names in ADDED.items():
+        known, usual = shared[field], defaults[field]
+        kept = {k: x for k, x in known.items() if k not in names or x != usual[k]}
+        shared[field] = kept
+    if not shared.get("checkpoint"):
+        shared.pop("checkpoint", None)
+    return shared
 
 
 def target() -> dict:

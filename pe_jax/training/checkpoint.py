@@ -7,6 +7,8 @@ moment, and earlier checkpoints stay intact.
 """
 
 import contextlib
+import dataclasses
+import json
 import logging as std_logging
 import math
 import shutil
@@ -22,6 +24,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from pe_jax.training import manifest
+from pe_jax.training.config import Config
 from pe_jax.training.paths import is_bucket, remove
 from pe_jax.validation import ConfigError
 
@@ -225,12 +228,16 @@ def flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [pair for k, v in value.items() for pair in flat(v, f"{prefix}.{k}" if prefix else k)]
 
 
+DEFAULTS = dict(flat(json.loads(json.dumps(dataclasses.asdict(Config())))))  # as files have them
+
+
 def difference(
     saved: dict, now: dict, fields: Iterable[str] = BINDING, may_differ: Container[str] = ()
 ) -> tuple[str, Any, Any] | None:
     """The first difference between two configurations: its dotted name and both values; or None.
 
-    The same text or tokenizer may lie elsewhere: their digests are compared.
+    The same text or tokenizer may lie elsewhere: their digests are compared. A field of `Config`
+    that one side lacks, as it was added since, has its default there.
 
     Args:
       saved: fields by name, nested.
@@ -246,8 +253,9 @@ def difference(
         nested = isinstance(old, dict) and isinstance(new, dict)
         olds, news = (dict(flat(x, field)) if nested else {field: x} for x in (old, new))
         for name in {**olds, **news}:
-            if name not in may_differ and olds.get(name) != news.get(name):
-                return name, olds.get(name), news.get(name)
+            old, new = (x.get(name, DEFAULTS.get(name)) for x in (olds, news))
+            if name not in may_differ and old != new:
+                return name, old, new
     return None
 
 

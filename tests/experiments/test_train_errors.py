@@ -1,5 +1,6 @@
 """The training program ends with an error: refused, diverged, without data."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,7 +12,8 @@ import pytest
 
 from experiments.running.training import training_loop as program
 from pe_jax.training import tokenizer
-from pe_jax.training.checkpoint import Checkpoints
+from pe_jax.training.checkpoint import Checkpoints, difference
+from pe_jax.training.config import Config
 from pe_jax.training.step import Trainer
 from tests.experiments.tiny_run import (
     main,
@@ -192,3 +194,12 @@ def test_data_that_dies_while_training_is_one_line_and_no_hang(
     assert end.value.code == 2 and error.count("\n") == 1
     for word in ("error: no data for step ", "cannot read", "text/train/", "restore it"):
         assert word in error, error
+
+
+def test_a_field_that_was_added_since_a_run_has_its_default_there():
+    now = json.loads(json.dumps(dataclasses.asdict(Config())))
+    saved = json.loads(json.dumps(now))
+    del saved["model"]["norm_epsilon"], saved["optimizer"]["b2"]
+    assert difference(saved, now) is None
+    now["model"]["norm_epsilon"] = 1e-5
+    assert difference(saved, now) == ("model.norm_epsilon", 1e-6, 1e-5)
