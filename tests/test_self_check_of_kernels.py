@@ -44,7 +44,7 @@ def test_kernels_of_tpus_are_compared_the_same_way(spec, options, dtype, tokens)
     case = drawn((), spec, qkv=operands(dtype=dtype), length=150, **options)
     kernels = splash if spec == "nope" else tpu
     attend = functools.partial(kernels.attend, interpret=True)
-    assert kernels.sample_length(*case) == tokens
+    assert kernels.sample_length(*case.operands) == tokens
     errors = self_check.differences(attend, case)
     assert max(errors.values()) < self_check.bound(dtype) / 2
 
