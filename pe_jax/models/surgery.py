@@ -100,8 +100,9 @@ def layer_by_layer(model: Transformer) -> Transformer:
     """The model with the weights of each layer apart, for decoding; they are copied.
 
     A token that is decoded reads every weight once, so that taking a layer's weights out of the
-    stack of all, which copies them, takes longer than using them (SmolLM2-135M on two CPU cores:
-    0.73 and 0.26 s per token). Compiling a full pass takes longer, as no layers share a program.
+    stack of all, which copies them, takes longer than using them (SmolLM2-135M on two busy CPU
+    cores: 0.73 and 0.26 s per token). Compiling a full pass takes longer, as no layers share a
+    program.
     """
     if len(model.blocks) == model.config.layers:
         return model

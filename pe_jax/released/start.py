@@ -59,7 +59,7 @@ def model_config(source: str, given: ModelConfig) -> ModelConfig:
 def digests(checkpoint: Checkpoint) -> tuple[str, str]:
     """SHA-256 of the files with a checkpoint's config and weights, and of those of its tokenizer.
 
-    A GGUF file has all of them; its tokenizer may be in a file beside it.
+    A GGUF file has all of them; its tokenizer may be in another file of the folder.
     """
     path = checkpoint.path
     if path.is_dir():
