@@ -8,6 +8,17 @@ from pe_jax.config_fields import check_fields, choice_field, int_field, ranged, 
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 from pe_jax.validation import ConfigError
 
+SCALED = (  # RoPE with other frequencies
+    "rope(scaling=linear(factor={factor}))",
+    "rope(scaling=ntk(factor={factor}))",
+    "rope(scaling=dynamic_ntk(factor=1.0,original_length={length}))",
+    "rope(scaling=yarn(factor={factor},original_length={length}))",
+    "rope(scaling=llama3(factor={factor},original_length={length}))",
+    "rope(scaling=longrope(short_factor={ones},long_factor={searched},"
+    "original_length={length},factor={factor}))",
+    "rope(scaling=clipped_rope(original_length={length}))",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class ExtendConfig(Sweep):
@@ -51,14 +62,7 @@ class ExtendConfig(Sweep):
         (
             "rope",
             "rope(base=5e5)",
-            "rope(scaling=linear(factor={factor}))",
-            "rope(scaling=ntk(factor={factor}))",
-            "rope(scaling=dynamic_ntk(factor=1.0,original_length={length}))",
-            "rope(scaling=yarn(factor={factor},original_length={length}))",
-            "rope(scaling=llama3(factor={factor},original_length={length}))",
-            "rope(scaling=longrope(short_factor={ones},long_factor={searched},"
-            "original_length={length},factor={factor}))",
-            "rope(scaling=clipped_rope(original_length={length}))",
+            *SCALED,
             "rope+log_length",
             "rerope(window={window})",
             "self_extend(window={window},group={group})",

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Self
 
+from experiments.running.configs.extend import SCALED
 from experiments.running.configs.sweep import Sweep
 from pe_jax.config_fields import (
     ascending,
@@ -63,14 +64,7 @@ class ReleasedConfig(Sweep):
         (
             "rope",
             "rope(base={larger_base})",
-            "rope(scaling=linear(factor={factor}))",
-            "rope(scaling=ntk(factor={factor}))",
-            "rope(scaling=dynamic_ntk(factor=1.0,original_length={length}))",
-            "rope(scaling=yarn(factor={factor},original_length={length}))",
-            "rope(scaling=llama3(factor={factor},original_length={length}))",
-            "rope(scaling=longrope(short_factor={ones},long_factor={searched},"
-            "original_length={length},factor={factor}))",
-            "rope(scaling=clipped_rope(original_length={length}))",
+            *SCALED,
             "rerope(window={window})",
             "self_extend(window={window},group={group})",
             "dual_chunk(chunk_size={chunk},local_size={local})",
