@@ -3,11 +3,11 @@
     python -m tools.released_speed --checkpoint=smollm2
     python -m tools.released_speed --checkpoint=smollm2 --tasks=prefill:2048,decode:8192,train:2048
 
-`prefill:n` reads n tokens and gives the logits of the last; `decode:n` gives one token after n in
-a cache; `train:n` is a step on n tokens: loss, gradients and AdamW. Both sides are timed in turn
-in one process (see experiments/measuring/timing.py), then each once in a process of its own for its
-peak memory (Linux). It needs torch and transformers: the environment of
-`make oracles` has both. On a CPU as many threads as cores; float32.
+`prefill:n` reads n tokens and gives the logits of the last; `decode:n` reads one token after n in
+a cache, each time one more, as generation does; `train:n` is a step on n tokens: loss, gradients
+and AdamW. Both sides are timed in turn in one process (see experiments/measuring/timing.py), then
+each once in a process of its own for its peak memory (Linux). It needs torch and transformers: the
+environment of `make oracles` has both. On a CPU as many threads as cores; float32.
 """
 
 import functools
@@ -36,6 +36,7 @@ from pe_jax.training.step import token_losses
 
 TASKS = ("prefill:2048", "prefill:8192", "prefill:32768", "decode:8192", "train:2048")
 RATE = 1e-5
+ROOM = 256  # tokens that a cache has room for beyond those that were read
 SIDES = ("pe_jax", "transformers")
 
 
@@ -62,10 +63,20 @@ def ours(model: Transformer, task: str, count: int) -> Callable[[], Any]:
         return lambda: read(state, row[:, 1:])
     if task == "decode":
         graph, state = nnx.split(layer_by_layer(model))
-        after = jax.jit(lambda state, row, cache: merged(state)(row, cache=cache)[0])
-        fill = jax.jit(lambda state, row, cache: merged(state)(row, cache=cache)[1])
-        cache = fill(state, row[:, 1:], model.init_cache(1, count + 1))
-        return lambda: after(state, row[:, :1], cache)
+
+        @functools.partial(jax.jit, donate_argnums=2)
+        def read_more(state, row, cache):
+            return merged(state)(row, cache=cache)
+
+        fill = jax.jit(lambda state, row, cache: merged(state).hidden(row, cache=cache)[1])
+        cache = fill(state, row[:, 1:], model.init_cache(1, count + ROOM))
+
+        def decode():
+            nonlocal cache
+            logits, cache = read_more(state, row[:, :1], cache)
+            return logits
+
+        return decode
     adamw = optax.adamw(RATE)
     moments = adamw.init(state)
 
@@ -123,7 +134,6 @@ def theirs(folder: str, task: str, count: int) -> Callable[[], Any]:
     def decode():
         with torch.inference_mode():
             logits = model(row[:, :1], past_key_values=cache, use_cache=True).logits
-            cache.crop(-1)
         return logits[:, -1].numpy()
 
     return decode
