@@ -3,6 +3,7 @@
 What is right is each row alone, by the dense engine.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -163,9 +164,52 @@ def test_drafts_that_are_taken_back_leave_nothing(case):
         with pytest.raises(ValueError, match="running sum"):
             cache.truncate(drafts, 9)
         return
-    back = util.jit(lambda drafts: cache.truncate(drafts, drafts.length - 7))(drafts)
+    back = util.jit(lambda drafts: cache.truncate(drafts, drafts.start - 7))(drafts)
     want = step(step(held, [x[:, 8:9] for x in qkv])[1], [x[:, 9:10] for x in other])[0]
     assert_close(step(back, [x[:, 9:10] for x in other])[0], want, 1e-6)
+
+
+@of_each_form
+def test_rows_take_back_as_many_drafts_as_each_must(case):
+    """Each row then goes on as one that never had them; a row of none begins anew."""
+    qkv, step, counts = util.inputs(16), extender(case), (8, 3) if B == 2 else ()
+    drafts = step(past(case), [x[:, :10] for x in qkv])[1]
+    if any(state is not None and state.shape[2] == 1 for state in drafts.states):
+        with pytest.raises(ValueError, match="running sum"):
+            cache.truncate(drafts, counts)
+        return
+    for kept in (counts, (5, 0)):
+        known = cache.truncate(drafts, kept)
+        unknown = util.jit(cache.truncate)(drafts, jnp.asarray(kept, jnp.int32))
+        outputs = [step(held, [x[:, 10:12] for x in qkv])[0] for held in (known, unknown)]
+        for row, count in enumerate(kept):
+            own = [jnp.concatenate([x[:, :count], x[:, 10:12]], 1) for x in qkv]
+            want = whole(case, own)[row, count:]
+            for got in outputs:
+                assert_close(got[row], want, 3e-5)
+
+
+def test_rows_of_one_cache_have_one_length():
+    held = extender(CAUSAL[0])(past(CAUSAL[0]), util.inputs(6))[1]
+    uneven = dataclasses.replace(held, length=jnp.asarray([6, 5], jnp.int32))
+    one = [x[:, :1] for x in util.inputs(6)]
+    with pytest.raises(ValueError, match=r"cache\.length is \[6, 5\], not one length: .*truncate"):
+        extend(CAUSAL[0], uneven, one)
+    out = np.asarray(extender(CAUSAL[0])(uneven, one)[0])
+    assert np.isnan(out[1]).all() and not np.isnan(out[0]).any()
+
+
+@of_each_form
+def test_a_cache_is_mapped_over_its_rows(case):
+    """As `jax.vmap` over requests and `nn.scan` with the cache on an axis divide one."""
+    qkv, step = util.inputs(9), extender(case)
+    held = step(past(case), [x[:, :8] for x in qkv])[1]
+    row = lambda tree: jax.tree.map(lambda x: x[None], tree)  # noqa: E731
+    alone = util.jit(jax.vmap(lambda held, qkv: extend(case, row(held), row(qkv))))
+    want = step(held, [x[:, 8:] for x in qkv])
+    got = alone(held, [x[:, 8:] for x in qkv])
+    got = jax.tree.map(lambda x: x[:, 0], got)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), got, want)
 
 
 def test_a_step_may_donate_a_copy():
@@ -175,7 +219,7 @@ def test_a_step_may_donate_a_copy():
     more, count = [x[:, :1] for x in util.inputs(6)], jnp.asarray(4, jnp.int32)
     for _ in range(2):  # requests that share a prefix
         donating(cache.take(held, [0, 1]), more)
-    assert int(held.length) == 6
+    assert (held.length == 6).all()
     donating(cache.truncate(held, count), more)
     assert int(count) == 4
 
@@ -202,7 +246,7 @@ def test_sums_and_tables_of_a_cache_stay_float32(scheme, name):
 def test_what_cannot_be_taken_back():
     case = CAUSAL[0]
     held = extender(case)(past(case), util.inputs(6))[1]
-    assert cache.truncate(held, 0).length == 0
+    assert (cache.truncate(held, 0).length == 0).all()
     for length in (7, -1, 2.5):
         with pytest.raises((ValueError, TypeError), match="length"):
             cache.truncate(held, length)
@@ -216,7 +260,7 @@ def test_what_cannot_be_taken_back():
     first = step(windowed(case, 8), [x[:, :4] for x in util.inputs(6)])[1]
     assert_close(step(cache.truncate(few, 4), other)[0], step(first, other)[0], 1e-6)
     many = step(few, util.inputs(6))[1]
-    assert cache.truncate(many, 12).length == 12
+    assert (cache.truncate(many, 12).length == 12).all()
     for refused in (lambda: cache.truncate(many, 11), lambda: jax.jit(cache.truncate)(many, 11)):
         with pytest.raises(ValueError, match="written over"):
             refused()
@@ -226,12 +270,12 @@ def test_what_cannot_be_taken_back():
 
 @of_each_form
 def test_beams_take_rows(case):
-    """Also more rows than there were, though as many heads as rows; tables are not of rows."""
+    """Also more rows than there were; any other code's search takes rows of each array."""
     qkv, rows, step = util.inputs(9), np.asarray([1, 0, 1, 1]), extender(case)
     held = step(past(case), [x[:, :8] for x in qkv])[1]
     taken = cache.take(held, rows)
     assert taken.k.shape[0] == 4
-    same = jax.tree.map(jnp.array_equal, taken.tables, held.tables)
+    same = jax.tree.map(jnp.array_equal, taken, jax.tree.map(lambda x: x[rows], held))
     assert jax.tree.all(same) and H != B
     got = step(taken, [x[rows, 8:] for x in qkv])[0]
     assert_close(got, np.asarray(step(held, [x[:, 8:] for x in qkv])[0])[rows], 1e-6)

@@ -72,11 +72,11 @@ def empty(
       relative queries and their horizon ends within the capacity;
     * states, for each term [B, H, S, C] float32 if it reads the states of keys, [B, H, 1, C] if its
       state is a running sum that goes on, else None;
-    * tables, for each term [H or 1, n, …] float32 if it depends on the distance: its values for the
-      n = horizon + 1 (without one, S) distances that occur, evaluated once from `params`. They do
-      not follow parameters that change later. Without `params` there are none, and each token
-      evaluates the terms anew: cheap for a lookup, costly for a scheme that projects a table
-      (DeBERTa, Transformer-XL);
+    * tables, for each term [B, H or 1, n, …] float32 if it depends on the distance: its values for
+      the n = horizon + 1 (without one, S) distances that occur, evaluated once from `params`, the
+      same for each row. They do not follow parameters that change later. Without `params` there are
+      none, and each token evaluates the terms anew: cheap for a lookup, costly for a scheme that
+      projects a table (DeBERTa, Transformer-XL);
     * positions, int32 until `extend` is given float32 ones: then float32 (in a scan, whose carry
       may not change, extend it once before).
 
@@ -113,7 +113,8 @@ def empty(
         params = encoding_checks.params(encoding, params, dims)
 
         def make_tables(params):
-            return one_token.tables(encoding.terms(params, dims), capacity)
+            made = one_token.tables(encoding.terms(params, dims), capacity)
+            return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), made)
 
         tables = (None,) * len(terms)
         if claims.axes == 1:
@@ -137,7 +138,7 @@ def empty(
         states=tuple(map(state, terms)),
         tables=tables,
         positions=jnp.zeros(shape, jnp.int32),
-        length=jnp.zeros((), jnp.int32),
+        length=jnp.zeros(batch, jnp.int32),
         ring=ring,
     )
 
@@ -216,7 +217,7 @@ def extend(
     result = jax.ShapeDtypeStruct((*q.shape[:3], sizes.value_width), q.dtype)
     if not (sizes.rows and sizes.queries):
         return jnp.zeros(result.shape, q.dtype), cache
-    start, count, indices = cache.length, sizes.queries, None
+    start, count, indices = cache.start, sizes.queries, None
     single = positions is None and count == 1 and implementation is None
     if segments is not None or cache.segments is not None:
         cache, *indices = add_segments(cache, segments, count)
@@ -228,7 +229,7 @@ def extend(
             check_exact(known)
         positions = positions.astype(jnp.float32)
         cache = dataclasses.replace(cache, positions=cache.positions.astype(jnp.float32))
-    length, added = concrete(cache.length), terms
+    length, added = cache.known_length(), terms
     encoding, name, spec, terms, x = pipeline.prepare(
         layer,
         sizes,
@@ -241,7 +242,7 @@ def extend(
         embedded=embedded,
         causal=True if causal is None and layer.claims.axes > 1 else causal,
         mask=mask,
-        tokens=count + (0 if length is None else int(length)),  # all, if that is known
+        tokens=count + (length or 0),  # all, if that is known
         scale=scale,
         logit_cap=logit_cap,
     )
@@ -257,7 +258,8 @@ def extend(
     single = single and indices is None and mask is None and layer.chunk is None
     single = single and not any(term.whole_rows for term in terms)
     missing = cache.tables is None and (single or cache.beyond is not None)
-    tables: Any = one_token.tables(own, cache.capacity) if missing else cache.tables
+    tables: Any = jax.tree.map(lambda x: x[0], cache.tables)
+    tables = one_token.tables(own, cache.capacity) if missing else tables
     beyond = None
     if cache.beyond is not None:
         beyond = one_token.beyond(own, tables, new_k.raw, dims.heads)
@@ -335,7 +337,7 @@ def _positions(
         raise ValueError(f"{name} has {encoding.claims.axes} axes: pass positions {[1, *tail]}")
     if indices is not None:
         return indices[1].rank
-    known, length = concrete(cache.positions), concrete(cache.length)
+    known, length = concrete(cache.positions), cache.known_length()
     if known is not None and length is not None:
         tokens = np.arange(known.shape[1])
         if cache.ring is not None:
@@ -343,7 +345,7 @@ def _positions(
                 tokens = np.asarray(cache.ring.tokens(jnp.asarray(length), jnp.asarray(length)))
         if (known != tokens)[:, tokens < length].any():
             raise ValueError("the cache's positions are not 0, 1, 2, …: pass positions as before")
-    return pos.contiguous(count, cache.length)[None]
+    return pos.contiguous(count, cache.start)[None]
 
 
 def _states(cache: Cache, terms: tuple, x, positions, indices: Any) -> tuple:
@@ -355,12 +357,12 @@ def _states(cache: Cache, terms: tuple, x, positions, indices: Any) -> tuple:
             continue
         before = None
         if term.state.after is not None:
-            last = cache.length - 1
+            last = cache.start - 1
             if cache.ring is not None and term.key_width:
                 last = cache.ring.row(last)
             last = jnp.clip(last, 0, old.shape[2] - 1)
             before = jax.lax.dynamic_index_in_dim(old, last, 2, keepdims=False)
-            before = jnp.where(cache.length > 0, before, 0)
+            before = jnp.where(cache.start > 0, before, 0)
         if before is not None and indices is not None:
             states.append(_sum_of_tokens(term, x, positions, before, indices[1]))
         else:

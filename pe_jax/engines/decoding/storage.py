@@ -22,11 +22,15 @@ from pe_jax.validation import require
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """k [B, K, S, E] and v [B, K, S, F] as rotated, positions [B, S], length []; see `empty`.
+    """k [B, K, S, E] and v [B, K, S, F] as rotated, positions [B, S], length [B]; see `empty`.
 
-    The first `length` rows are filled, and row i holds the i-th token of its sequence. Exceptions:
-    a `ring` says which token each row holds, and `segments` [B, S], kept once `extend` was given
-    any, say which rows are padding. Heads lead: a row of scores then reads each head's keys in one
+    The batch leads in every array, so that `jax.tree.map(lambda x: x[rows], cache)` takes rows, and
+    others' beam searches, `vmap` and meshes divide a cache as they divide activations.
+
+    The first `length` rows of S are filled, as many for each row of the batch: those that are
+    shorter have padding. Row i holds the i-th token of its sequence. Exceptions: a `ring` says
+    which token each row holds, and `segments` [B, S], kept once `extend` was given any, say which
+    rows are padding. Heads come before tokens: a row of scores then reads each head's keys in one
     piece (9 times as fast on CPU).
     """
 
@@ -45,6 +49,25 @@ class Cache:
     def capacity(self) -> int:
         """How many tokens it can hold; in a ring, how many it keeps."""
         return self.k.shape[-2]
+
+    @property
+    def start(self) -> jax.Array:
+        """The index of the next token, int32 []: the length of the longest row."""
+        return self.length.max(initial=0)
+
+    def known_length(self) -> int | None:
+        """The length, if it is known.
+
+        Raises:
+          ValueError: it is not the same in all rows.
+        """
+        lengths = concrete(self.length)
+        if lengths is None or not lengths.size:
+            return None if lengths is None else 0
+        if lengths.min() < lengths.max():
+            fix = "take back tokens of some rows by pe_jax.cache.truncate, which pads them"
+            raise ValueError(f"cache.length is {lengths.tolist()}, not one length: {fix}")
+        return int(lengths[0])
 
 
 jax.export.register_pytree_node_serialization(
@@ -81,7 +104,7 @@ def append(cache: Cache, new: Rows) -> Cache:
       ValueError: they are known not to fit. Under a trace the count is unknown and the caller must
         check it (`generate` does); tokens that do not fit give NaN, never a silent overwrite.
     """
-    count, length = new.k.shape[2], concrete(cache.length)
+    count, length = new.k.shape[2], cache.known_length()
     if cache.ring is None and length is not None and length + count > cache.capacity:
         raise ValueError(
             f"cache holds {length} of {cache.capacity} tokens and {count} more do not fit;"
@@ -105,18 +128,18 @@ def _write(
     old: Rows, new: Rows, length: jax.Array, ring: RingBuffer | None
 ) -> tuple[Rows, jax.Array]:
     """The rows with the new tokens, NaN where they do not fit, and how many there are then."""
-    count, capacity = new.k.shape[2], old.k.shape[2]
+    count, capacity, start = new.k.shape[2], old.k.shape[2], length.max(initial=0)
 
     def write(old, new, axis):
         if old.shape[axis] < capacity:  # a running sum, of which the last value goes on
             return write_rows(old, new, 0, axis)
         if ring is not None and count > 1:
-            return ring.write(old, new, length, axis)
-        return write_rows(old, new, length if ring is None else ring.row(length), axis)
+            return ring.write(old, new, start, axis)
+        return write_rows(old, new, start if ring is None else ring.row(start), axis)
 
-    if ring is None:
-        fits = length + count <= capacity
-        new = new._replace(k=jnp.where(fits, new.k, jnp.nan), v=jnp.where(fits, new.v, jnp.nan))
+    fits = length == start  # in all rows as many
+    fits = (fits if ring is not None else fits & (start + count <= capacity))[:, None, None, None]
+    new = new._replace(k=jnp.where(fits, new.k, jnp.nan), v=jnp.where(fits, new.v, jnp.nan))
     return combine(write, old, new), length + count
 
 
@@ -152,7 +175,7 @@ def add_segments(cache: Cache, segments: Any, count: int) -> tuple[Cache, Indice
     """The cache with the ids of the new tokens, the indices of all its tokens, and of the new."""
     cache = with_segments(cache)
     ids: Any = cache.segments
-    row, start = jnp.arange(cache.capacity, dtype=jnp.int32), cache.length
+    row, start = jnp.arange(cache.capacity, dtype=jnp.int32), cache.start
     if segments is None:
         last = jnp.max(ids, axis=1, where=row < start, initial=0)
         new = jnp.broadcast_to(last[:, None], (len(ids), count))
@@ -180,7 +203,7 @@ def next_positions(cache: Cache, count: int, segments: Any = None) -> jax.Array:
     They go on from the cache's length; with `segments`, as in `extend`, within their segment.
     """
     if segments is None and cache.segments is None:
-        return pos.contiguous(count, cache.length)[None]
+        return pos.contiguous(count, cache.start)[None]
     return add_segments(cache, segments, count)[2].rank
 
 
@@ -189,8 +212,9 @@ def truncate(cache: Cache, length) -> Cache:
 
     Args:
       cache: as `extend` gives it.
-      length: an integer from 0 to the cache's length, known or not; the same for all rows. After
-        an unknown one that is out of range `extend` gives NaN, as for a cache that is full.
+      length: integers [] or [B] from 0 to the cache's length, known or not. Rows that keep less
+        than others (unknown ones may) get padding (`segments`) in place of what they lose. After an
+        unknown length that is out of range `extend` gives NaN, as for a cache that is full.
 
     Raises:
       ValueError: a known length that is out of range; data that is gone: rows of a window that
@@ -198,23 +222,40 @@ def truncate(cache: Cache, length) -> Cache:
         value (selective RoPE).
     """
     require_cache(cache)
-    length = as_positions(length, name="length")
-    require(length.ndim == 0, "length", length.shape, "pass one integer for all rows")
-    now, then = concrete(cache.length), concrete(length)
-    if then is not None:
-        fits = 0 <= int(then) and (now is None or int(then) <= int(now))
-        require(fits, "length", int(then), f"the cache has {now} tokens: pass 0 to {now}")
+    length, batch = as_positions(length, name="length"), len(cache.length)
+    fits = length.shape in ((), (batch,))
+    require(fits, "length", length.shape, f"pass one integer, or one for each of {batch} rows")
+    now, then = cache.known_length(), concrete(length)
+    if then is not None and then.size:
+        fits = then.min() >= 0 and (now is None or then.max() <= now)
+        known = then.tolist()
+        require(bool(fits), "length", known, f"the cache has {now} tokens: pass 0 to {now}")
     if any(state is not None and state.shape[2] < cache.capacity for state in cache.states):
         raise ValueError("truncate: this scheme keeps only the last value of its running sum")
     if cache.ring is not None and (now is None or then is None or now > cache.ring.window):
-        same = now is not None and now == then
+        same = now is not None and then is not None and (then == now).all()
         fix = "make it without window=, which extend then takes"
-        require(same, "truncate", length, f"a window's rows were written over; {fix}")
-    length = jnp.array(length, jnp.int32)  # a copy: a step may donate the cache
+        require(bool(same), "truncate", length, f"a window's rows were written over; {fix}")
+    lengths = jnp.broadcast_to(jnp.array(length, jnp.int32), (batch,))  # copied: it may be donated
     if now is None or then is None:  # `extend` gives NaN after one that is out of range
-        fits = (length >= 0) & (length <= cache.length)
-        length = jnp.where(fits, length, cache.capacity + 1)
-    return dataclasses.replace(cache, length=length)
+        fits = (lengths >= 0) & (lengths <= cache.length)
+        lengths = jnp.where(fits, lengths, cache.capacity + 1)
+    if length.ndim and cache.ring is None and (then is None or (then != then.max(initial=0)).any()):
+        cache, lengths = _pad(cache, lengths), jnp.full_like(lengths, lengths.max(initial=0))
+    return dataclasses.replace(cache, length=lengths)
+
+
+def _pad(cache: Cache, lengths: jax.Array) -> Cache:
+    """The cache with padding after the first `lengths` [B] tokens of each row."""
+    cache, row = with_segments(cache), jnp.arange(cache.capacity)
+    segments = jnp.where(row >= lengths[:, None], -1, cache.segments)
+
+    def go_on(state):  # a running sum goes on from the last token
+        last = jnp.minimum(row, jnp.maximum(lengths[:, None] - 1, 0))[:, None, :, None]
+        return state if state is None else jnp.take_along_axis(state, last, 2)
+
+    states = tuple(map(go_on, cache.states))
+    return dataclasses.replace(cache, segments=segments, states=states)
 
 
 def take(cache: Cache, rows) -> Cache:
@@ -235,10 +276,7 @@ def take(cache: Cache, rows) -> Cache:
     if known is not None and known.size:
         fits = known.min() >= 0 and known.max() < batch
         require(bool(fits), "rows", known.tolist(), f"the cache has rows 0 … {batch - 1}")
-    arrays = {**kept(cache)._asdict(), "segments": cache.segments}  # not tables: heads lead
-    taken = jax.tree.map(lambda x: jnp.take(x, rows, axis=0), arrays)
-    shared = {"length": cache.length, "tables": cache.tables}  # copied: a step may donate either
-    return dataclasses.replace(cache, **taken, **jax.tree.map(jnp.copy, shared))
+    return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), cache)
 
 
 def require_cache(cache: Any) -> None:
@@ -261,14 +299,14 @@ def in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:
     if after.ring is None:
         return kept(after), pos.contiguous(after.capacity)
     if new.k.shape[2] == 1:
-        return kept(after), after.ring.tokens(after.length, after.length)
-    old = before.ring.tokens(before.length, after.length)  # pyright: ignore[reportOptionalMemberAccess]
+        return kept(after), after.ring.tokens(after.start, after.start)
+    old = before.ring.tokens(before.start, after.start)  # pyright: ignore[reportOptionalMemberAccess]
 
     def join(old, new, axis):
         new = jnp.broadcast_to(new, (len(old), *new.shape[1:]))
         return jnp.concatenate([old, new.astype(old.dtype)], axis)
 
-    tokens = jnp.concatenate([old, pos.contiguous(new.k.shape[2], before.length)])
+    tokens = jnp.concatenate([old, pos.contiguous(new.k.shape[2], before.start)])
     return combine(join, kept(before), new), tokens
 
 
