@@ -9,9 +9,9 @@
 `pe_jax.encodings` has the papers' functions (`rope.rotate`, `alibi.slopes`, `t5.bucket`), one file
 per scheme; `spec` writes the string that `parse` reads; `hf` reads whole Hugging Face configs;
 `positions` are for packed rows, grids and augmentation, `graphs` for nodes; `cache` decodes token
-by token; `masks` are for prefixes, trees and chunks; `adapters` for Flax's own attention; `naive`
-and `reference` to test against. Memory is in proportion to the length, except for DAPE and PaTH,
-which only the dense engine has.
+by token; `masks` are for prefixes, trees and chunks; `nnx` and `linen` have an encoding as a
+module, `adapters` are for Flax's own attention; `naive` and `reference` to test against. Memory is
+in proportion to the length, except for DAPE and PaTH, which only the dense engine has.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ from pe_jax.encodings.terms import (
 )
 
 if TYPE_CHECKING:
-    from pe_jax import graphs, hf, masks, naive, positions
+    from pe_jax import graphs, hf, linen, masks, naive, nnx, positions
     from pe_jax.engines import reference
     from pe_jax.engines.api import attention
     from pe_jax.engines.decoding import cache
@@ -87,9 +87,11 @@ __all__ = [
     "cache",
     "graphs",
     "hf",
+    "linen",
     "make",
     "masks",
     "naive",
+    "nnx",
     "parse",
     "positions",
     "reference",
@@ -111,10 +113,14 @@ def __getattr__(name: str) -> Any:
             import pe_jax.graphs as value
         case "hf":
             import pe_jax.hf as value
+        case "linen":
+            import pe_jax.linen as value
         case "masks":
             import pe_jax.masks as value
         case "naive":
             import pe_jax.naive as value
+        case "nnx":
+            import pe_jax.nnx as value
         case "positions":
             import pe_jax.positions as value
         case "reference":

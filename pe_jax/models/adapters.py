@@ -168,6 +168,7 @@ class AttentionFn:
         is_causal=False,
         qk_attn_weights_einsum=None,
         attn_weights_value_einsum=None,
+        input_positions=None,
     ) -> jax.Array:
         """The arguments of `nn.dot_product_attention` and `nnx.dot_product_attention`.
 
@@ -176,14 +177,16 @@ class AttentionFn:
         [*B, H, T, S]. `is_causal` is the setting `causal`, for this call. Softmax is float32 in any
         dtype. `precision` holds for this call; the tiled engine's backward pass follows
         `jax.default_matmul_precision`. The two einsums are refused: scores are not one einsum here.
-        (Linen passes what it finds in this signature.)
+        (Linen passes what it finds in this signature.) `input_positions` [T] or [*B, T], which
+        `nnx.MultiHeadAttention` passes on from flax 0.12.12, are those of the tokens of this call.
 
         Returns:
           [*B, T, H, E] in the computing dtype.
 
         Raises:
           ValueError: shapes that do not fit; an additive mask; queries that are neither the keys'
-            tokens nor the last of them, without `q_positions`; dropout without a key; an einsum.
+            tokens nor the last of them, without `q_positions`; dropout without a key; an einsum;
+            `input_positions` of a step of decoding.
         """
         for name, einsum in (
             ("qk_attn_weights_einsum", qk_attn_weights_einsum),
@@ -192,7 +195,7 @@ class AttentionFn:
             require(einsum is None, name, einsum, "scores are not one einsum here: leave it out")
         q, k, v = promote_dtype(query, key, value, dtype=dtype)
         shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
-        tokens = self._tokens(shape, mask, self.causal or is_causal)
+        tokens = self._tokens(shape, mask, self.causal or is_causal, input_positions)
         drop = None
         checks.dropout_rate(dropout_rate)
         require_bool("is_causal", is_causal)
@@ -226,10 +229,17 @@ class AttentionFn:
                 **tokens,
             )
 
-    def _tokens(self, shape: tuple[int, ...], mask, causal: bool) -> dict[str, Any]:
+    def _tokens(self, shape: tuple[int, ...], mask, causal: bool, given: Any) -> dict[str, Any]:
         """Positions, indices and segments of the tokens, as `attention` takes them."""
         queries, keys = shape[-2:]
         q_pos, k_pos = self.q_positions, self.positions
+        if given is not None:
+            fix = "attention_fn was given positions too: leave one of them out"
+            require(q_pos is None and k_pos is None, "input_positions", "…", fix)
+            fix = "the module's cache holds keys without their positions: leave it out (a query is "
+            fix += "at the last key that it sees), or decode with pe_jax.nnx.Position"
+            require(queries == keys, "input_positions", "…", fix)
+            q_pos = given
         if queries == keys:
             q_pos = k_pos if q_pos is None else q_pos
             k_pos = q_pos if k_pos is None else k_pos

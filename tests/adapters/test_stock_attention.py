@@ -202,6 +202,20 @@ def test_stock_modules_know_no_argument_that_it_would_miss():
     )
 
 
+def test_positions_of_a_call_are_those_that_the_module_passes():
+    """Flax passes them from 0.12.12 on, where `nnx.RoPE` turns by them."""
+    q, (fn, at) = heads(), (adapters.attention_fn("rope", causal=True), np.arange(T) * 3)
+    want = pe_jax.attention(*q, encoding=ROPE, causal=True, q_positions=at)
+    assert_close(fn(*q, input_positions=at), want, 1e-6)
+    assert_close(fn(*q, input_positions=np.tile(at, (len(q[0]), 1))), want, 1e-6)
+    given = adapters.attention_fn("rope", causal=True, positions=at)
+    with pytest.raises(ValueError, match="attention_fn was given positions too"):
+        given(*q, input_positions=at)
+    step = q[0][:, :1], *q[1:]
+    with pytest.raises(ValueError, match=r"keys without their positions: .*nnx\.Position"):
+        fn(*step, mask=np.ones((1, 1, 1, T), bool), input_positions=at[:1])
+
+
 def test_without_a_mask_memory_is_linear():
     fn = adapters.attention_fn(pe_jax.make("alibi"), causal=True)
     x = jax.ShapeDtypeStruct((1, 4096, 1, 8), jnp.float32)

@@ -248,7 +248,8 @@ def truncate(cache: Cache, length) -> Cache:
 def _pad(cache: Cache, lengths: jax.Array) -> Cache:
     """The cache with padding after the first `lengths` [B] tokens of each row."""
     cache, row = with_segments(cache), jnp.arange(cache.capacity)
-    segments = jnp.where(row >= lengths[:, None], -1, cache.segments)
+    ids: Any = cache.segments
+    segments = jnp.where(row >= lengths[:, None], -1, ids)
 
     def go_on(state):  # a running sum goes on from the last token
         last = jnp.minimum(row, jnp.maximum(lengths[:, None] - 1, 0))[:, None, :, None]
