@@ -6,6 +6,7 @@
     encoding = encoding.at_length(4096)               # dynamic NTK, LongRoPE depend on it
     out = pe_jax.attention(q, k, v, encoding=encoding, params=params)
 
+For another attention `rotate` and `bias` give the two parts of a scheme, `decompose` says which.
 `pe_jax.encodings` has the papers' functions (`rope.rotate`, `alibi.slopes`, `t5.bucket`), one file
 per scheme; `spec` writes the string that `parse` reads; `hf` reads whole Hugging Face configs;
 `positions` are for packed rows, grids and augmentation, `graphs` for nodes; `cache` decodes token
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from pe_jax.engines import reference
     from pe_jax.engines.api import attention
     from pe_jax.engines.decoding import cache
+    from pe_jax.engines.parts import bias, decompose, rotate
     from pe_jax.models import adapters
 
 __version__ = "0.2.0"
@@ -84,7 +86,9 @@ __all__ = [
     "Windowed",
     "adapters",
     "attention",
+    "bias",
     "cache",
+    "decompose",
     "graphs",
     "hf",
     "linen",
@@ -95,6 +99,7 @@ __all__ = [
     "parse",
     "positions",
     "reference",
+    "rotate",
     "spec",
     "terms",
 ]
@@ -107,6 +112,10 @@ def __getattr__(name: str) -> Any:
             import pe_jax.models.adapters as value
         case "attention":
             from pe_jax.engines.api import attention as value
+        case "bias" | "decompose" | "rotate":
+            from pe_jax.engines import parts
+
+            value = getattr(parts, name)
         case "cache":
             import pe_jax.engines.decoding.cache as value
         case "graphs":

@@ -33,10 +33,9 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
 from pe_jax.engines import checks, encoding_checks, reference
 from pe_jax.engines.api import attention
+from pe_jax.engines.parts import SIZES
 from pe_jax.numerics.position_arrays import concrete
 from pe_jax.validation import require, require_bool
-
-SIZES = Dims(512, 8, 8, 64)  # stand-in sizes, to ask for a scheme's terms before its own are known
 
 
 def attention_fn(
