@@ -25,6 +25,7 @@ from pe_jax.encodings.sums import Sum
 from pe_jax.hf import parents, weights
 from pe_jax.hf.families import FAMILIES, NEAREST
 from pe_jax.hf.keys import LAYERS, LENGTHS, Keys
+from pe_jax.hf.layer_types import FULL
 from pe_jax.hf.layers import Extras, Family, LayerEncoding, pattern, rotation_of
 from pe_jax.validation import is_int, nearest, require, shown
 
@@ -66,6 +67,7 @@ def encodings(config: Any, like: str | None = None) -> tuple[LayerEncoding, ...]
 def with_scaling(config: Any, scaling: Scaling | None) -> dict[str, Any]:
     """The config with this scaling of RoPE in all layers that rotate, as a dict; None: unscaled.
 
+    Where the layers without a window have settings of their own (Gemma 3), these alone are scaled.
     Its other keys stay, `max_position_embeddings` too, except where "dynamic" scales from it.
 
     Args:
@@ -74,22 +76,31 @@ def with_scaling(config: Any, scaling: Scaling | None) -> dict[str, Any]:
 
     Raises:
       ValueError: what `encodings` raises; no layer rotates; a scaling that configs have no name
-        for, or that the model's would not be read with (layer types with separate settings).
+        for, or that the model's would not be read with (a scale of scores that follows it).
     """
     whole = _as_dict(config)
+    part = next((name for name in parents.TEXT if whole.get(name) is not None), None)
+    keys = whole if part is None else _as_dict(whole[part])
+    by_type = isinstance((keys.get("rope_parameters") or {}).get(FULL), Mapping)
     layers = encodings(whole)
-    rotating = next((layer for layer in layers if rotation_of(layer)), None)
-    if rotating is None:
+    apart = by_type or len({rotation.base for x in layers if (rotation := rotation_of(x))}) > 1
+    scales = [bool(rotation_of(x)) and not (apart and x.window) for x in layers]
+    if True not in scales:
         raise ValueError(f"model_type={shown(whole.get('model_type'))}: no layer has RoPE")
-    wanted = [dataclasses.replace(x, encoding=_scaled(x.encoding, scaling)) for x in layers]
+    wanted = [
+        dataclasses.replace(x, encoding=_scaled(x.encoding, scaling)) if scale else x
+        for x, scale in zip(layers, scales, strict=True)
+    ]
+    rotating = layers[scales.index(True)]
     rotation: Any = rotation_of(rotating)
     rope = RoPE(rotation.base, rotation.fraction, scaling=scaling)
     written = rope_scaling.to_hf(rope, head_dim=rotating.head_dim)
-    part = next((name for name in parents.TEXT if whole.get(name) is not None), None)
-    keys = whole if part is None else _as_dict(whole[part])
     name = "rope_scaling" if keys.get("rope_scaling") is not None else "rope_parameters"
+    name = "rope_scaling" if apart and not by_type else name  # of the layers without a window
     old = keys.get(name) or {}
-    keys = {**keys, name: {**{key: old[key] for key in UNSCALED if key in old}, **written}}
+    old_layer = old[FULL] if by_type else old
+    written = {**{key: old_layer[key] for key in UNSCALED if key in old_layer}, **written}
+    keys = {**keys, name: {**old, FULL: written} if by_type else written}
     length = getattr(scaling, "original_length", None)
     if written["rope_type"] == "dynamic":
         keys["max_position_embeddings"] = length

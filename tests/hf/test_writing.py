@@ -43,11 +43,22 @@ def test_a_scaling_is_written_into_a_config(config, scaling):
             assert new.scaling == scaling and new.base == old.base and new.fraction == old.fraction
 
 
+def test_layers_without_a_window_are_scaled_alone_where_they_have_settings_of_their_own():
+    base = {"rope_type": "default", "rope_theta": 1e4}
+    types = {"sliding_attention": base, "full_attention": base | {"rope_theta": 1e6}}
+    flat = {k: v for k, v in GEMMA3["text_config"].items() if k != "rope_scaling"}
+    for config in (GEMMA3, flat, flat | {"rope_parameters": types}):
+        written = json.loads(json.dumps(hf.with_scaling(config, YaRN(4.0, 32768))))
+        for old, new in zip(hf.encodings(config), hf.encodings(written), strict=True):
+            rotations = [hf.layers.rotation_of(layer) for layer in (old, new)]
+            assert new.window == old.window and rotations[0].base == rotations[1].base
+            assert rotations[1].scaling == (None if new.window else YaRN(4.0, 32768))
+
+
 def test_what_a_config_cannot_say_is_an_error():
     yarn = YaRN(4.0, 4096)
     refused(lambda: hf.with_scaling(BERT, yarn), "model_type='bert': no layer has RoPE")
-    for config in (GEMMA3, DEEPSEEK3):  # bases of layer types, a scale of scores
-        refused(lambda config=config: hf.with_scaling(config, yarn), "layer 0 would be read as")
+    refused(lambda: hf.with_scaling(DEEPSEEK3, yarn), "layer 0 would be read as")  # its scale
     riflex = rope_scaling.RIFLEx(4.0, 64, intrinsic=4)
     refused(lambda: hf.with_scaling(LLAMA31, riflex), "scaling=RIFLEx", "configs have")
 
