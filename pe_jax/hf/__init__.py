@@ -13,6 +13,7 @@ here.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ from pe_jax.encodings.scaling.base import Scaling
 from pe_jax.encodings.sums import Sum
 from pe_jax.hf import parents, weights
 from pe_jax.hf.families import FAMILIES, NEAREST
-from pe_jax.hf.keys import LAYERS, LENGTHS, Keys
+from pe_jax.hf.keys import ELSEWHERE, LAYERS, LENGTHS, SUSPECT, TOWERS, Keys
 from pe_jax.hf.layer_types import FULL
 from pe_jax.hf.layers import Extras, Family, LayerEncoding, pattern, rotation_of
 from pe_jax.validation import is_int, nearest, require, shown
@@ -36,6 +37,10 @@ VISION = {  # of Qwen2-VL and 2.5-VL, whose vision configs have no model_type
     "qwen2_5_vl_vision": {"depth", "fullatt_block_indexes", "spatial_merge_size"},
 }
 BESIDE = ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor")
+BESIDE_ONLY = re.compile(  # keys of what joins towers to the text, or detects objects
+    r"token|depth|per_seconds$|^window_size$|^positional_\w+_temperature$"
+    r"|^seconds_per_chunk$"
+)
 UNSCALED = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")  # kept beside a scaling
 OWN_MASKS = ("gpt_neo", "openai-gpt", "xlnet")  # these do not read `is_causal`
 
@@ -121,7 +126,9 @@ def _scaled(encoding: Any, scaling: Scaling | None) -> Any:
     return dataclasses.replace(encoding, scaling=scaling) if rotates else encoding
 
 
-def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
+def params(
+    config: Any, state: Mapping[str, Any], layer: int = 0, *, like: str | None = None
+) -> Params:
     """The position weights of a released model, as `pe_jax.attention` takes them.
 
     Args:
@@ -129,6 +136,7 @@ def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
       state: arrays by name, of PyTorch on the CPU or of NumPy, for a whole model or its stack of
         layers: `model.state_dict()`, the tensors of a file.
       layer: its index in the result of `encodings`.
+      like: as for `encodings`.
 
     Returns:
       Float32 arrays; nothing for rotations, ALiBi and sinusoids. DeBERTa's table is one column
@@ -140,7 +148,7 @@ def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
       TypeError: `state` is not a mapping from names to arrays.
     """
     settings = _as_dict(config)
-    layers = encodings(settings)
+    layers = encodings(settings, like=like)
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise TypeError(f"state={shown(state)}: pass arrays by name, as model.state_dict()")
     ok = is_int(layer, 0) and layer < len(layers)
@@ -196,20 +204,28 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     fix = "this family's layers see later tokens; its code on the Hub may read the key"
     require(not told or any(layer.causal for layer in layers), "causal", True, fix)
     keys.check_switches(any(rotation_of(layer) is not None for layer in layers))
-    keys.check_rest()
+    unread = keys.check_rest()
     layers = layers if causal else map(_both_ways, layers)
+    if unread:
+        layers = [x.with_extras(unread=unread) if x.encoding is not None else x for x in layers]
     if bidirectional:
         layers = [x.with_extras(bidirectional=bidirectional) if x.encoding else x for x in layers]
     return tuple(layers)
 
 
 def _check_beside(parent: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-    """Raises ValueError if a config of several parts has settings of RoPE that its text lacks."""
+    """Raises ValueError if a config of several parts has keys of positions that its text lacks."""
     inside = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    for name in BESIDE if parent is not text else ():
-        value, read = parent.get(name), text.get(name, inside.get(name))
+    for name, value in parent.items() if parent is not text else ():
+        concerns = SUSPECT.search(name) or name in ("is_causal", "causal")
+        read = text.get(name, inside.get(name))
+        other = name in ELSEWHERE or TOWERS.search(name) or BESIDE_ONLY.search(name)
+        if value == read or not concerns or other:
+            continue
+        off = value in (None, {}, False) if name != "is_causal" else value in (None, True)
+        off = off or (name == "position_embedding_type" and value == "sine")  # of a detector
         fix = f"it stands beside the part for text, which has {shown(read)} and is what is read"
-        require(value in (None, {}, read), name, value, fix)
+        require(off, name, value, fix)
 
 
 def _both_ways(layer: LayerEncoding) -> LayerEncoding:

@@ -110,7 +110,7 @@ class MPT(Family):
     """ALiBi of `attn_config`; transformers 5.23 reads `alibi_bias_max` as 8 and `alibi` as True."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        inner = Keys(keys.model_type, keys.mapping("attn_config") or {})
+        inner = keys.part("attn_config")
         fix = "transformers has ALiBi all the same; without it these models have a learned table:"
         alibi = inner.flag("alibi", default=True)
         require(alibi, "attn_config.alibi", alibi, f"{fix} use learned(length=max_seq_len)")
@@ -121,9 +121,10 @@ class MPT(Family):
             inner.refuse(key, "not supported")
         encoding = ALiBi(float(inner.real("alibi_bias_max", default=8)))
         head_dim, scale = keys.head_dim(), inner.real("softmax_scale", default=None)
-        inner.check_rest()
         scale = None if scale == head_dim**-0.5 else scale
-        return [LayerEncoding(encoding, head_dim, scale=scale)] * keys.layers()
+        clip = inner.real("clip_qkv", default=None)
+        extras = Extras(qk_norm=inner.flag("qk_ln"), clip_qkv=clip and float(clip))
+        return [LayerEncoding(encoding, head_dim, scale=scale, extras=extras)] * keys.layers()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,7 +304,7 @@ class DBRX(Rotary):
     """The base and the clip are in `attn_config`."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        inner = keys.mapping("attn_config") or {}
-        names = ("rope_theta", "clip_qkv")
-        keys.config |= {n: inner[n] for n in names if inner.get(n) is not None}
+        inner = keys.part("attn_config")
+        given = {name: inner.get(name) for name in ("rope_theta", "clip_qkv")}
+        keys.config |= {name: value for name, value in given.items() if value is not None}
         return super().read(keys)

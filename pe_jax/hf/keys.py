@@ -1,5 +1,10 @@
-"""A config as a dict that remembers which of its keys were read."""
+"""A config as a dict that remembers which of its keys were read.
 
+A key is read, or known to be harmless, or told: it is an error if its name concerns positions, else
+it is listed in `Extras.unread` of every layer.
+"""
+
+import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +22,9 @@ SUSPECT = re.compile(
     r"rope|rotary|position|pos_|alibi|relative|bucket|bias_max|window|sliding|chunk|layer_types"
     r"|softcap|soft_cap|sink|softmax_scale|scale_attn|attn_scale|floor_scale|attention_multiplier"
     r"|query_pre_attn|temperature_tuning|talking_head|clamp_len|bidirectional|prefix_lm"
-    r"|tokens_per_second"
+    r"|tokens_per_second|(^|_)(nope|ntk|logn|xpos|yarn|mla)(_|$)|clip_qkv|qkv_clip"
+    r"|attn_type_list|attention_types|block_type|(^|_)sparse_(att|config|block|top)|(use|is)_sparse"
+    r"|(^|_)(q|k|qk)_?(ln|norm|layernorm|layer_norm)s?(_|$)"
 )
 HARMLESS = {*LENGTHS, "n_ctx", "seq_length", "chunk_size_feed_forward", "max_window_layers"}
 HARMLESS |= {"original_max_position_embeddings", "max_trained_positions"}
@@ -26,7 +33,28 @@ HARMLESS |= {"num_sliding_attention_heads", "chunk_size", "logits_soft_cap", "us
 HARMLESS |= {"final_logit_softcapping"}  # of the vocabulary
 HARMLESS |= {"mlp_layer_types", "mlp_gate_softcap", "mlp_up_softcap", "shared_expert_sink"}
 HARMLESS |= {"hc_sinkhorn_iters"}  # of the residual stream
-OTHERS = re.compile(r"(mamba|linear|mtp|moe|ssm|indexer?|sparse)_")  # of other layers
+HARMLESS |= set(  # read next to attention, without effect on scores
+    "return_dict pretraining_tp routed_scaling_factor norm_topk_prob apply_spec_augment d_model"
+    " legacy multi_query depths is_decoder d_inner squeeze_factor use_mask_token mask_token"
+    " layer_norm_elementwise_affine attention_softmax_in_fp32 scale_attention_softmax_in_fp32"
+    " aligner_ffn_mult resampler_dim_head full_attn_alpha_factor full_attn_beta_factor"
+    " mask_time_prob mask_time_length mask_time_min_masks mask_feature_prob mask_feature_length"
+    " semantic_loss_ignore_index new_decoder_architecture skip_bias_add masked_softmax_fusion"
+    " cache_implementation".split()
+)
+ELSEWHERE = HARMLESS - {"max_window_layers"}  # harmless beside and below the keys of text too
+OTHERS = re.compile(r"(mamba|linear|mtp|moe|ssm|indexer?)_")  # of other layers
+TEXT = (pathlib.Path(__file__).parent / "harmless_keys.txt").read_text(encoding="utf-8")
+LISTED = frozenset(TEXT.split())  # by `python -m tools.hf_keys`
+KINDS = re.compile(  # of keys that attention reads, and that say nothing of its scores
+    r"drop|eps(ilon)?$|_ids?$|act(ivation)?(_function)?$|init|bias$|(_|^)(size|dim|rank|ratio)s?$"
+    r"|d?type$|heads$|layers$|_config$|channels|^output_|^mlp_|^num_|kernel|stride|width|groups?$"
+    r"|quant|^_|_version$|_name$|_path$|^use_cache$|experts?|^auto_map$|^attn_implementation$"
+)
+TOWERS = re.compile(  # parts for other inputs and outputs than text
+    r"vision|visual|image|video|audio|speech|talker|projector|qformer|mm_"
+    r"|codec|protein|decoder_config|encoder_config|compress_rates"
+)
 PLAIN = {  # values that change nothing
     "position_embedding_type": ("absolute",),
     "scale_attn_weights": (True,),
@@ -57,6 +85,11 @@ class Keys:
         self.model_type = model_type
         self.config = {str(key): value for key, value in config.items()}
         self.known: set[str] = set()
+        self.parts: dict[str, Keys] = {}
+
+    def part(self, name: str) -> "Keys":
+        """The keys of a dict among these, whose rest is checked with the rest of these."""
+        return self.parts.setdefault(name, Keys(self.model_type, self.mapping(name) or {}))
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The value of the first name that has one; with default REQUIRED its absence is an error.
@@ -176,22 +209,33 @@ class Keys:
             same = not isinstance(value, bool) or value is rotates
             require(same, key, value, f"not understood for {self.model_type!r}, which {does}")
 
-    def check_rest(self) -> None:
-        """Raises ValueError for the first unread key whose name concerns positions."""
+    def check_rest(self) -> tuple[str, ...]:
+        """The keys of unknown effect that nothing has read.
+
+        Raises:
+          ValueError: the name of one concerns positions.
+        """
+        unread = [f"{name}.{key}" for name, x in self.parts.items() for key in x.check_rest()]
         for key, value in self.config.items():
             plain = any(value is x or value == x for x in PLAIN.get(key, ()))
             plain = plain or key in HARMLESS or OTHERS.match(key) is not None
-            if key in self.known or plain or not SUSPECT.search(key):
+            if key in self.known or plain:
                 continue
             if key == "sliding_window" and self._no_window(value):
                 continue
             if value is None or (key not in PLAIN and not _on(value)):
+                continue
+            if not SUSPECT.search(key):
+                known = key in LISTED or KINDS.search(key)
+                inside = [] if TOWERS.search(key) else _concerned(value)
+                unread += [f"{key}.{x}" for x in inside] if known else [key]
                 continue
             ours = next((name for words, name in OURS.items() if re.search(words, key)), "")
             near = f"; the nearest scheme: {ours}" if ours else ""
             about = f"{shown(key, 80)[1:-1]}={shown(value, 120)}"
             what = f"not understood for {self.model_type!r}{near}"
             raise ValueError(f"{about}: {what}; leave the key out if it is without effect")
+        return tuple(unread)
 
     def _no_window(self, value: Any) -> bool:
         """Whether a window that this family leaves unread hides nothing.
@@ -211,6 +255,14 @@ class Keys:
 
     def _name(self, names: tuple[str, ...]) -> str:
         return next((n for n in names if self.config.get(n) is not None), names[0])
+
+
+def _concerned(part: Any) -> list[str]:
+    """The keys of positions that are switched on in a part of a config that was not read."""
+    if not isinstance(part, Mapping):
+        return []
+    texts = [str(key) for key, value in part.items() if _on(value)]
+    return [key for key in texts if SUSPECT.search(key) and key not in ELSEWHERE]
 
 
 def _on(value: Any) -> bool:

@@ -73,7 +73,7 @@ class Hybrid:
         name, block = "block_types", keys.get("block_types")
         if isinstance(block, list | tuple) and block:
             chosen = [i for i in range(layers) if block[i % len(block)] == "attention"]
-        linear = keys.mapping("linear_attn_config") or {}
+        linear = keys.mapping("linear_attn_config") or {}  # the rest is of linear layers
         if keys.get("attn_layer_indices") is not None:
             name, chosen = "attn_layer_indices", keys.get("attn_layer_indices")
         if "full_attn_layers" in linear:
@@ -222,7 +222,7 @@ def all_indexed(keys: Keys, layers: int) -> list[str]:
 
 def m3_layers(keys: Keys, layers: int) -> list[str]:
     """The layers that `sparse_attention_freq` lists as 1 have an indexer (MiniMax-M3)."""
-    inner = Keys(keys.model_type, keys.mapping("sparse_attention_config") or {})
+    inner = keys.part("sparse_attention_config")
     indexed = inner.per_layer("sparse_attention_freq", layers, (0, 1), [0] * layers)
     return [INDEXED if x else FULL for x in indexed]
 

@@ -46,6 +46,8 @@ class Extras(PlainFields):
       norm_rel_ebd: the table of distances passes a LayerNorm (DeBERTa).
       dynamic_ntk: beyond its trained length the base grows with the length (Qwen 1).
       logn_attn: beyond its trained length q is multiplied by a logarithm (Qwen 1).
+      unread: keys of the config that are switched on and whose effect is not known here; their
+        names do not concern positions, or this would be an error.
     """
 
     qk_norm: bool = False
@@ -73,6 +75,16 @@ class Extras(PlainFields):
     norm_rel_ebd: bool = False
     dynamic_ntk: bool = False
     logn_attn: bool = False
+    unread: tuple[str, ...] = ()
+
+    def words(self) -> tuple[str, ...]:
+        """What is set, as words: "qk_norm", "clip_qkv=8.0"."""
+        found = ((f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self))
+        return tuple(
+            name if value is True else f"{name}={value}"
+            for name, value, default in found
+            if value != default
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +128,11 @@ class LayerEncoding(PlainFields):
     rotary_last: bool = False
     tokens_per_second: float | None = None
     extras: Extras = Extras()
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """`extras` as words, nothing for a plain layer: ("qk_norm", "clip_qkv=8.0")."""
+        return self.extras.words()
 
     def with_extras(self, **fields: Any) -> "LayerEncoding":
         """This layer with these fields of its extras replaced."""

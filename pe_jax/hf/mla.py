@@ -32,12 +32,18 @@ class MLA(Rotary):
     rotary: int = 64
 
     def read(self, keys):
+        latent = keys.flag("use_mla", default=True)
+        fix = "layers of this family without latent attention are not read"
+        require(latent, "use_mla", latent, fix)
         types = self._types_of_layers(keys)
         turns = self.rotates(keys, types) if self.rotates else [True] * len(types)
         rotary = keys.integer("qk_rope_head_dim", default=self.rotary, low=0 if self.rotates else 1)
         width = keys.integer("qk_nope_head_dim", default=self.content) + rotary
         for key in ("head_dim", "qk_head_dim"):
             keys.get(key)  # both follow from these
+        if not any(turns):
+            keys.get("mla_use_nope")  # Kimi Linear says so itself
+            self.skip_rotation(keys)
         rope, scale = self._rope(keys, rotary, width) if any(turns) else (None, None)
         wrap = with_sink if self.sinks else lambda encoding: encoding
         return [
@@ -68,9 +74,12 @@ class MLA(Rotary):
         fields = dict(self._parameters(keys)[0])
         fields.pop("max_position_embeddings", None)  # Mistral 4's repeat the config's
         fix = f"qk_rope_head_dim={rotary} rotates already; leave the factor out"
+        usual = keys.integer("head_dim", default=width)  # Ling's factor and rotary_dim are of this
         for partial in (keys.get(*PARTIAL, default=1), fields.pop(PARTIAL[0], 1)):
-            ok = partial in (1, rotary / width, hugging_face.partial(rotary / width, width))
-            require(ok, PARTIAL[0], partial, fix)
+            shares = 1, rotary / width, hugging_face.partial(rotary / width, width), rotary / usual
+            require(partial in shares, PARTIAL[0], partial, fix)
+        given = keys.integer("rotary_dim", default=rotary)
+        require(given == rotary, "rotary_dim", given, f"qk_rope_head_dim={rotary} is what rotates")
         plain = dataclasses.replace(self, partial=1.0)
         theta = keys.get("rope_theta", default=self.base)
         rope, *rest = parts(plain._encoding(keys, fields, rotary, theta, 1.0))

@@ -142,8 +142,7 @@ class Rotary(Family):
         bases = self._layer_bases(keys, layers)
         turns = self.rotates(keys, types) if self.rotates else [True] * layers
         if not any(turns):
-            for key in ("rope_parameters", "rope_scaling", "rope_theta", *PARTIAL):
-                keys.get(key)  # of a rotation that is switched off
+            self.skip_rotation(keys)
         encodings = self._encodings(keys, widths) if any(turns) else {}
         unrotated = self._unrotated(keys)
         norm = self.qk_norm if isinstance(self.qk_norm, bool) else keys.flag(*self.qk_norm)
@@ -194,6 +193,11 @@ class Rotary(Family):
                 )
             )
         return entries
+
+    def skip_rotation(self, keys: Keys) -> None:
+        """Leaves the keys of a rotation that is switched off without effect."""
+        for key in ("rope_parameters", "rope_scaling", "rope_theta", *PARTIAL):
+            keys.get(key)
 
     def _layer_bases(self, keys: Keys, layers: int) -> list[Any]:
         """The base of each layer, 0 where it has no RoPE; None: that of its type."""

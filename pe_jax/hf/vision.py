@@ -159,7 +159,8 @@ class Patches(Family):
         encoding: Encoding = LearnedGrid(*sides, self.tokens, self.method, self.antialias)
         if self.optional and not keys.flag("use_absolute_position_embeddings", default=True):
             encoding = Encoding()
-        layer = LayerEncoding(encoding, keys.head_dim(), prefix=prefix, **ENCODER)
+        extras = Extras(qk_norm=keys.flag("use_qk_norm"))  # of large towers (InternViT-6B)
+        layer = LayerEncoding(encoding, keys.head_dim(), prefix=prefix, extras=extras, **ENCODER)
         return [layer] * keys.layers()
 
 

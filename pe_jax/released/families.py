@@ -351,7 +351,7 @@ def _positions(config: Mapping[str, Any]) -> dict[str, Any]:
             name = next(n for n in names if getattr(same, n) != getattr(first, n))
             fix = f"layer 0 has {shown(getattr(first, name), 100)}: all layers must have the same"
             refuse(f"{name} of layer {index}", getattr(layer, name), fix)
-    extras = dataclasses.replace(first.extras, qk_norm=False)
+    extras = dataclasses.replace(first.extras, qk_norm=False, unread=())  # `read` checks
     extras = dataclasses.replace(extras, bidirectional=extras.bidirectional.replace("images", ""))
     for field in dataclasses.fields(extras):
         value = getattr(extras, field.name)
