@@ -171,3 +171,35 @@ def test_a_full_cache_under_a_trace_gives_nan_and_never_an_overwrite():
 
     assert np.isnan(twice(cache.empty(ROPE, B, T + 1, DIMS))).all()
     assert np.isfinite(twice(cache.empty(ROPE, B, 2 * T, DIMS))).all()
+
+
+@dataclasses.dataclass(frozen=True)
+class Slope:
+    """A user's scheme: its method is a term's function."""
+
+    w: object
+
+    def bias(self, arrays, distance):
+        return -self.w * jnp.abs(distance).astype(jnp.float32)[None]
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+@pytest.mark.parametrize("held", [lambda w: w, lambda w: (w, 1.0)], ids=["value", "tuple"])
+def test_a_traced_field_of_a_methods_owner_is_refused(held, engine):
+    """It was an error of JAX's own, or had no gradient."""
+
+    def loss(w):
+        terms = (pe_jax.DistanceBias(Slope(held(w)).bias, ()),)
+        return (attention(terms=terms, implementation=engine) ** 2).sum()
+
+    said = r"DistanceBias\.fn: Slope\.w is traced, .*: pass it in the term's `arrays`"
+    for transform in (jax.grad, jax.jit):
+        with pytest.raises(ValueError, match=said):
+            transform(loss)(0.3)
+
+
+def test_a_known_field_of_a_methods_owner_is_part_of_the_program():
+    terms = (pe_jax.DistanceBias(Slope(0.3).bias, ()),)
+    right = -0.3 * np.abs(np.arange(T)[:, None] - np.arange(T))
+    want = attention(bias=jnp.asarray(right[None], jnp.float32))
+    np.testing.assert_allclose(attention(terms=terms), want, rtol=1e-5, atol=1e-6)

@@ -117,6 +117,7 @@ class Term:
             if not field.metadata.get("static") or not callable(function):
                 continue
             if inspect.ismethod(function):
+                _require_known(f"{type(self).__name__}.{field.name}", function.__self__)
                 method = Method(function.__func__, function.__self__)
                 object.__setattr__(self, field.name, method)
             elif isinstance(function, functools.partial) or "<" in getattr(
@@ -127,6 +128,17 @@ class Term:
                     " for every new one; write it at the top level of a module (what it closes over"
                     " goes into `arrays`), or as a method of a frozen dataclass (into its fields)"
                 )
+
+
+def _require_known(name: str, owner: Any) -> None:
+    """Raises ValueError if the owner of a method has traced fields, which would get no gradient."""
+    known = dataclasses.fields(owner) if dataclasses.is_dataclass(owner) else ()
+    for field in known:
+        leaves = jax.tree.leaves(getattr(owner, field.name))
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+            held = f"{type(owner).__name__}.{field.name}"
+            fix = "pass it in the term's `arrays`, which its function is given"
+            raise ValueError(f"{name}: {held} is traced, and a part of the program: {fix}")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
