@@ -46,7 +46,7 @@ from pe_jax.encodings.terms import (
 )
 
 if TYPE_CHECKING:
-    from pe_jax import graphs, hf, linen, masks, naive, nnx, positions
+    from pe_jax import conformance, graphs, hf, linen, masks, naive, nnx, positions
     from pe_jax.engines import reference
     from pe_jax.engines.api import attention
     from pe_jax.engines.decoding import cache
@@ -88,6 +88,7 @@ __all__ = [
     "attention",
     "bias",
     "cache",
+    "conformance",
     "decompose",
     "graphs",
     "hf",
@@ -118,6 +119,8 @@ def __getattr__(name: str) -> Any:
             value = getattr(parts, name)
         case "cache":
             import pe_jax.engines.decoding.cache as value
+        case "conformance":
+            import pe_jax.conformance as value
         case "graphs":
             import pe_jax.graphs as value
         case "hf":

@@ -24,7 +24,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
         ),
         ("jax", "numpy"),
     ),
-    (("pe_jax.engines",), ()),
+    (("pe_jax.engines", "pe_jax.conformance"), ()),
     (("pe_jax.models", "pe_jax.nnx", "pe_jax.linen"), ("flax",)),
     (
         ("pe_jax.training", "pe_jax.released"),

@@ -1,0 +1,220 @@
+"""Laws that a whole row shows: shifts, padding, packing, and what each token sees.
+
+Each probe adds rows to the subject. T tokens, V vocabulary, L layers or 1, S changed tokens.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from pe_jax.conformance.claims import Declared
+from pe_jax.conformance.subject import Subject, array
+
+FAR = 2**16
+PADDING = 5
+
+
+def absolute(subject: Subject, claims: Declared) -> bool | None:
+    """Whether a token alone depends on its position; None: that cannot be told."""
+    repeated = subject(np.full((1, subject.length), subject.x[0, 0], np.int32))
+    varies = not subject.same(repeated, repeated[:, :1])
+    found = None if varies else False
+    if "positions" in subject.takes:
+        tokens = np.full((6, 1), subject.x[0, 0], np.int32)
+        alone = subject(tokens, positions=np.arange(6)[:, None])
+        found = not subject.same(alone, alone[:1])
+    names = {True: "absolute", False: "relative, or none", None: "unknown"}
+    words = names[found]
+    if claims.plain and found is not None and claims.absolute != found:
+        subject.add(
+            "absolute or relative", "broken", f"a token alone says {words}; declared is not"
+        )
+    else:
+        subject.add(
+            "absolute or relative", "held" if claims.plain and found is not None else "note", words
+        )
+    if claims.plain and claims.sink:
+        cause = "" if varies else "no sink: over equal tokens the weights sum to 1"
+        subject.add("sink", "held" if varies else "broken", cause)
+    elif claims.plain and not claims.absolute:
+        cause = "weights do not sum to 1, or something is added by position" if varies else ""
+        subject.add("equal tokens", "broken" if varies else "held", cause)
+    return found
+
+
+def shifts(subject: Subject, claims: Declared, absolute: bool | None) -> None:
+    """A shift of all positions changes nothing, or what it should."""
+    if "positions" not in subject.takes:
+        return subject.add("shift", "skipped", "the model takes no positions")
+    y = subject(subject.x, positions=subject.at)
+    subject.compare("0, 1, 2, …", y, "not what is used when none are passed", accuse=False)
+    if subject.one_off == 0:
+        bad = claims.plain and claims.reads
+        verdict = "broken" if bad else "note"
+        return subject.add("positions are read", verdict, "they change nothing")
+    if absolute:
+        return subject.add("shift", "skipped", "absolute: a shift changes logits, as it should")
+    sure = claims.plain and claims.relative and not claims.normalised
+    for shift in (1, 7, 1000, FAR):
+        name, rounding = f"shift {shift}", 4 * 2.0**-22 * shift * subject.one_off
+        if claims.limit and shift + subject.length >= claims.limit:
+            subject.add(name, "skipped", "frequencies depend on the length")
+            continue
+        try:
+            y = subject(subject.x, positions=subject.at + shift)
+        except Exception as error:  # a table that ends; in JAX it would be clamped
+            subject.add(name, "skipped", f"positions are refused: {type(error).__name__}")
+            continue
+        if claims.sharpened:
+            if shift == FAR and claims.plain:
+                same = np.abs(y - subject.y).max() <= max(subject.tol, rounding)
+                cause = "late queries have no factor" if same else ""
+                subject.add("temperature", "broken" if same else "held", cause)
+            continue
+        cause = "angles are rounded, or the model is not relative"
+        good = subject.compare(name, y, cause, allowed=rounding, accuse=sure)
+        if not good and shift >= 1000 and subject.off(shift) < 0.1 * subject.one_off:
+            subject.rows.pop()
+            cause = f"positions {shift} and {shift + 1} are the same: half precision"
+            subject.compare(name, y, cause, allowed=rounding)
+
+
+def passage(subject: Subject, text: np.ndarray) -> None:
+    """The loss of a fixed passage at growing offsets, nats per token: a note."""
+    text, losses = np.atleast_2d(text), {}
+    for offset in (0, 1000, 8192, FAR):
+        at = np.broadcast_to(np.arange(text.shape[1]) + offset, text.shape)
+        try:
+            y = subject(text, positions=at)[:, :-1]
+        except Exception as error:  # a table that ends
+            losses[offset] = type(error).__name__
+            continue
+        top = y.max(-1, keepdims=True)
+        right = np.take_along_axis(y - top, text[:, 1:, None], -1)[..., 0]
+        losses[offset] = f"{(np.log(np.exp(y - top).sum(-1)) - right).mean():.4f}"
+    words = ", ".join(f"{loss} at {offset}" for offset, loss in losses.items())
+    subject.add("loss by offset", "note", words)
+
+
+def padding(subject: Subject) -> None:
+    """A padded row is the row alone."""
+    if "mask" not in subject.takes:
+        return subject.add("padding", "skipped", "the model takes no mask")
+    n = subject.length
+    for side in ("right", "left"):
+        real = np.arange(n + PADDING) < n
+        real = real[::-1] if side == "left" else real
+        x = subject.draw(2, n + PADDING)
+        x[:, real] = subject.x
+        mask = np.tile(real, (2, 1))
+        positions = np.maximum(mask.cumsum(1) - 1, 0)
+        y, cause = subject(x, mask=mask, positions=positions)[:, real], "padding is seen"
+        if side == "left" and subject.one_off and not subject.same(y, subject.y):
+            counted = subject(subject.x, positions=subject.at + PADDING)
+            cause = "padding is counted" if subject.same(y, counted) else cause
+        good = subject.compare(f"{side} padding", y, cause)
+        if side == "left" and good and subject.one_off:
+            y = subject(x, mask=mask)[:, real]
+            subject.compare("left, mask alone", y, "pass positions with it", accuse=False)
+
+
+def packing(subject: Subject) -> None:
+    """Packed documents are each document alone."""
+    if "segments" not in subject.takes:
+        return subject.add("packed", "skipped", "the model takes no segments")
+    n, m = subject.length, subject.length // 3
+    other = subject.draw(2, m)
+    segments = np.tile(np.repeat([0, 1], [n, m]), (2, 1))
+    positions = np.tile(np.concatenate([np.arange(n), np.arange(m)]), (2, 1))
+    x = np.concatenate([subject.x, other], 1)
+    y = subject(x, segments=segments, positions=positions)
+    alone = np.concatenate([subject.y, subject(other)], 1)
+    cause = "documents see each other, or positions go on"
+    subject.judge("packed", np.abs(y - alone).max((0, 2)), cause)
+
+
+def sight(subject: Subject, claims: Declared, hidden: Callable | None) -> None:
+    """What each token sees: nothing later, nothing beyond the window, all that is within.
+
+    A token of one row is changed. The other row shows what that does to numbers by itself, where
+    rows share experts.
+    """
+    n, states = subject.length, hidden or (lambda tokens: [subject.model(tokens)])
+    base = [array(h) for h in states(subject.x)]
+    base = base if hidden is None else base[1:]
+    sources = sorted({0, 1, n // 6, n // 3, n // 2, n - 3, n - 1})
+    seen = np.zeros((len(base), len(sources), n), bool)
+    for _ in range(2):
+        for i, source in enumerate(sources):
+            x = subject.x.copy()
+            x[0, source] = subject.other(x[0, source : source + 1])[0]
+            new = [array(h) for h in states(x)][-len(base) :]
+            diff = [np.abs(a - b).max(-1) for a, b in zip(new, base, strict=True)]
+            seen[:, i] |= np.array([d[0] > 2 * d[1].max() for d in diff])
+            subject.calls += 1
+    if all(layer.causal for layer in claims.layers):
+        _future(subject, seen[-1], sources)
+        half = subject(subject.x[:, : n // 2])
+        diff = np.abs(half - subject.y[:, : n // 2]).max((0, 2))
+        subject.judge("prefix = row", diff, "a longer row changes its start")
+    lookback = np.array([[np.flatnonzero(t)[-1:].sum() for t in layer] for layer in seen])
+    lookback -= np.array(sources)
+    ends = n - 1 - np.array(sources)
+    far = [f"{b.max()} back" if (b < ends)[2:-2].any() else "all" for b in lookback]
+    words = f"sees {far[-1]}" if hidden is None else f"layers see {', '.join(far)}"
+    if not claims.plain:
+        return subject.add("window", "note", words)
+    if hidden is not None and len(seen) != len(claims.layers):
+        fix = f"the config has {len(claims.layers)}; give the embedding's and each layer's"
+        raise ValueError(f"hidden gives the states after {len(seen)} layers: {fix}")
+    _window(subject, claims, seen, sources, words)
+
+
+def _future(subject: Subject, seen: np.ndarray, sources: list[int]) -> None:
+    """No later token is seen: bool [S, T], of the sources."""
+    early = [(s - t, t) for s, row in zip(sources, seen, strict=True) for t in np.flatnonzero(row)]
+    ahead = [(distance, t) for distance, t in early if distance > 0]
+    if not ahead:
+        return subject.add("causal", "blind" if subject.blind else "held")
+    first = f"token {min(t for _, t in ahead)}"
+    words = f"sees up to {max(d for d, _ in ahead)} tokens ahead"
+    subject.add("causal", "broken", words, first)
+
+
+def _window(
+    subject: Subject, claims: Declared, seen: np.ndarray, sources: list[int], words: str
+) -> None:
+    """What is seen, bool [L, S, T], is what the config lets be seen, or what another window does.
+
+    That less is seen is a fault only where a smaller window explains all of it: a weight can be too
+    small to make a difference.
+    """
+    n, layers = subject.length, claims.layers
+    later = np.arange(n) >= np.array(sources)[:, None]
+
+    def wanted(windows: list, chunks: list) -> np.ndarray:
+        fields = zip(layers, windows, chunks, strict=True)
+        own = [dataclasses.replace(x, window=w, chunk=c) for x, w, c in fields]
+        whole = dataclasses.replace(claims, layers=tuple(own)).visible(n)
+        return np.stack(whole[-len(seen) :])[:, :, sources].swapaxes(1, 2) & later
+
+    windows: list = [x.window for x in layers]
+    chunks: list = [x.chunk for x in layers]
+    want, seen = wanted(windows, chunks), seen & later
+    if (want == seen).all():
+        hides = [w is not None and w < n for w in (*windows, *chunks)]
+        hidden = any(hides) and (want[-1] == later).all() and len(seen) == 1
+        return subject.add("window", "blind" if hidden else "held" if any(hides) else "note", words)
+    readings: dict[str, tuple] = {"no window": ([None] * len(layers), chunks)}
+    for size in range(1, n):
+        readings[f"windows of {size}"] = [w and size for w in windows], chunks
+        readings[f"chunks of {size}"] = windows, [c and size for c in chunks]
+        readings[f"a window of {size} in every layer"] = [size] * len(layers), chunks
+    reading = next((name for name, x in readings.items() if (wanted(*x) == seen).all()), "")
+    beyond = (seen & ~want).any()
+    told = dict.fromkeys(f"{w or c or 'none'}" for w, c in zip(windows, chunks, strict=True))
+    cause = f"reads {reading or words}; declared {', '.join(told)}"
+    layer = int(np.argwhere(seen != want)[0, 0])
+    first = f"layer {layer}" if len(seen) > 1 else ""
+    subject.add("window", "broken" if beyond or reading else "note", cause, first)
