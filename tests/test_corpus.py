@@ -117,7 +117,7 @@ def test_splits_in_the_names_of_files_are_never_trained_on(tmp_path):
     "names",
     [
         ("train.txt", "val.txt", "test.txt"),
-        ("train.jsonl", "DEV.jsonl", "Test.jsonl"),
+        ("train.text", "DEV.text", "Test.text"),
         ("c_train.txt", "c-valid.txt", "c.test.txt"),
         ("train-00000.txt", "validation-00000-of-00002.txt", "test2.txt"),
         ("books.txt", "val-clean.txt", "test_other"),

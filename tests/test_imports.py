@@ -28,7 +28,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     (("pe_jax.models", "pe_jax.nnx", "pe_jax.linen"), ("flax",)),
     (
         ("pe_jax.training", "pe_jax.released"),
-        ("optax", "orbax", "grain", "tensorflow_datasets", "tokenizers", "tensorboardX")
+        ("optax", "orbax", "grain", "tensorflow_datasets", "tokenizers", "tensorboardX", "pyarrow")
         + ("gguf", "safetensors")
         + ("absl", "humanize", "sklearn", "etils", "fsspec"),
     ),
@@ -51,6 +51,7 @@ OPTIONAL = {  # compared with where it is, needed nowhere
     "tools.gpu_code": ("triton",),
     "tools.compile_gpu": (),
     "tools.hf_types": ("torch", "transformers"),
+    "tools.hf_keys": ("transformers",),
     "tools.released_speed": ("torch", "transformers"),
     "experiments.measuring.torch_attention": ("torch",),
     "experiments.measuring.torch_model": ("torch",),

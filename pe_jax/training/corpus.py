@@ -5,42 +5,23 @@ names its path.
 """
 
 import base64
-import codecs
 import dataclasses
 import glob
 import hashlib
 import importlib.metadata
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pe_jax.training import rows
+from pe_jax.training.not_text import not_text
 from pe_jax.training.paths import local
 from pe_jax.training.splits import SPLITS, named_folders, splits_of
 from pe_jax.validation import ConfigError
 
-# Longer byte-order marks first: UTF-32's begins with UTF-16's.
-WIDE = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"PK\x03\x04": "a zip archive",
-    **{b"BZh%d1AY&SY" % level: "bzip2" for level in range(1, 10)},
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "LZ4",
-    b"\x1f\x9d": "compress (.Z)",
-}
-POINTERS = {  # what stands for a file whose content was not fetched
-    b"version https://git-lfs.github.com/spec/": ("a Git LFS pointer", "run git lfs pull"),
-    b"/annex/objects/": ("a pointer of git-annex", "run git annex get"),
-    b"outs:\n- md5: ": ("a DVC pointer", "run dvc pull, and leave .dvc files out"),
-}
 PACKAGES = ("absl-py", "etils", "optax", "orbax-checkpoint", "tensorflow-datasets")
 # Of the versions that requirements.txt pins: the corpus of every published number.
 PUBLISHED_DIGEST = "d7e5d1c74bf2b20c95852c6d4f34006173dc5cea0b6f3e097893930a4d8a27ce"
@@ -133,6 +114,7 @@ class File(NamedTuple):
       start: first byte of the range, in the cleaned content.
       end: the byte after its last one.
       text: SHA-256 of the whole content after cleaning.
+      marker: what seems to end documents in it, such as <|endoftext|>, if it is there repeatedly.
     """
 
     name: str
@@ -141,6 +123,7 @@ class File(NamedTuple):
     start: int
     end: int
     text: str
+    marker: str = ""
 
     @property
     def size(self) -> int:
@@ -249,11 +232,17 @@ def text(pattern: str) -> Corpus:
     the last 5 % of each file's bytes, as TFDS does with tiny_shakespeare. Empty files and paths
     with a hidden part are left out; `clean` is applied. `warning` names files with the same text.
 
+    Tables (JSON lines, CSV, TSV, Parquet, Arrow) have a document per row, in the column that
+    `#column=NAME` at the end of the pattern names, or the only one of text; `#separator=MARKER`
+    says what ends the documents of other files. A split that is missing then has the last 5 % of
+    the documents of each file.
+
     Raises:
       ConfigError: There is no file, no file with content, or no train split; a file is UTF-16,
         compressed or binary; or a name next to a split's looks held out but does not say which
         split it is.
     """
+    pattern, options = _options(pattern)
     top = _top(pattern)
     root, paths = _list_files(top)
     if not paths:
@@ -261,11 +250,16 @@ def text(pattern: str) -> Corpus:
     names = [_printable(path.relative_to(root)) for path in paths]
     folders = _split_folders(top) if top.is_dir() else named_folders(n.split("/") for n in names)
     splits = splits_of(names, folders)
+    if options.separator or any(map(rows.is_table, paths)):
+        chosen = ((s or "train", n, p) for s, n, p in zip(splits, names, paths, strict=True))
+        inside = [x for x, split in zip(chosen, splits, strict=True) if split or not folders]
+        name = _printable(Path((paths[0] if top == paths[0] else root.resolve()).name))
+        return _from_rows(f"text:{name}", inside, options)
     if len(paths) == 1 and not folders and (top == paths[0] or splits[0] in ("", "train")):
         file = _file(_printable(Path(paths[0].name)), paths[0])
         if not file.size:
             raise ConfigError(f"data: {file.path} is empty (0 bytes); give a file with text")
-        return _from_files(f"text:{file.name}", [("train", file.name, file)], frozenset())
+        return _warned(_from_files(f"text:{file.name}", [("train", file.name, file)], frozenset()))
     named = []
     for name, split, path in zip(names, splits, paths, strict=True):
         if split or not folders:
@@ -278,12 +272,45 @@ def text(pattern: str) -> Corpus:
         fix = "add text to train on, or rename what is not held out"
         raise ConfigError(f"data='text:{pattern}': {_printable(root)} has {where}; {fix}")
     corpus = _from_files(f"text:{_printable(Path(root.resolve().name))}", named, frozenset(present))
-    return dataclasses.replace(corpus, warning=_same_texts(corpus.splits))
+    return _warned(corpus)
+
+
+def _options(pattern: str) -> tuple[str, rows.Options]:
+    """The pattern, and what `#column=` and `#separator=` at its end say."""
+    pattern, *said = re.split("#(column|separator)=", pattern)
+    return pattern, rows.Options(**dict(zip(said[::2], said[1::2], strict=True)))
+
+
+def _from_rows(name: str, named: Sequence[tuple[str, str, Path]], options: rows.Options) -> Corpus:
+    """A corpus of (split, name, path) whose documents are rows or parts of files."""
+    files: dict[str, list[rows.Rows]] = {split: [] for split in SPLITS}
+    for split, _, path in named:
+        if not rows.is_table(path):
+            with path.open("rb") as file:
+                _check_text(path, file.read(2**20))
+        files[split].append(rows.read(path, options))
+    missing = [split for split in SPLITS[1:] if not files[split]]
+    if missing:
+        cut = [file.cut(len(missing)) for file in files["train"]]
+        for split, parts in zip(("train", *missing), zip(*cut, strict=True), strict=True):
+            files[split] = list(parts)
+    counts = {split: sum(map(len, part)) for split, part in files.items()}
+    if not all(counts.values()):
+        listed = ", ".join(f"{split} {count}" for split, count in counts.items())
+        raise ConfigError(f"data={name!r} has too few documents ({listed}); add some")
+    digests = [(file, rows.digest(path)) for _, file, path in named]
+    return Corpus(
+        name,
+        digest([*digests, ("options", repr(tuple(options)))]),
+        {split: rows.Joined(tuple(part)) for split, part in files.items()},
+        {split: sum(file.size for file in part) for split, part in files.items()},
+        rule=f"{', '.join(missing)}: the last {5 * len(missing)} % of each file" * bool(missing),
+    )
 
 
 def reads_below(pattern: str, folder: Path) -> bool:
     """Whether `text:PATTERN` would read files that are written in a folder."""
-    top = _top(pattern)
+    top = _top(_options(pattern)[0])
     fixed = itertools.takewhile(lambda part: part == glob.escape(part), top.parts)
     root = top if top.exists() else Path(*fixed)
     inner, outer = Path(os.path.realpath(folder)), Path(os.path.realpath(root))
@@ -354,6 +381,20 @@ def _split_folders(top: Path) -> dict[str, str]:
     return named_folders((_printable(Path(path.name)), "") for path in folders)
 
 
+def _warned(corpus: Corpus) -> Corpus:
+    """The corpus, with a warning of markers that are trained on as text, and of equal texts."""
+    files = [f for x in corpus.splits.values() if isinstance(x, Files) for f in x.files if f.marker]
+    told = [_same_texts(corpus.splits)]
+    if files:
+        file, *others = files
+        more = f", and {len(others)} other files" if others else ""
+        told.append(
+            f"{file.name}{more} spells {file.marker}, which is trained on as text; if it ends"
+            f" documents, add #separator={file.marker} to the data"
+        )
+    return dataclasses.replace(corpus, warning="; ".join(filter(None, told)))
+
+
 def _same_texts(splits: Mapping[str, Documents]) -> str:
     """Which files have the same text, those of several splits first; "" if none have."""
     texts: dict[str, dict[str, str]] = {}
@@ -411,41 +452,17 @@ def _cut(file: File, count: int) -> list[File]:
 
 def _file(name: str, path: Path) -> File:
     raw = _read(path)
-    kind, fix = _not_text(raw)
-    if kind:
-        raise ConfigError(f"data: {path} is {kind}, which is not trained on as bytes; {fix}")
+    _check_text(path, raw)
     text = clean(raw)
     digests = (hashlib.sha256(content).hexdigest() for content in (raw, text))
-    return File(name, path, next(digests), 0, len(text), next(digests))
+    return File(name, path, next(digests), 0, len(text), next(digests), rows.separators(text))
 
 
-def _not_text(raw: bytes) -> tuple[str, str]:
-    """The kind of content that is not text in units of a byte, and the fix; "" twice for text."""
-    for mark, name in COMPRESSED.items():
-        if raw.startswith(mark):
-            return name, "decompress it"
-    for start, (name, fix) in POINTERS.items():
-        if raw.startswith(start):
-            return name, fix
-    wide = next((name for mark, name in WIDE.items() if raw.startswith(mark)), "")
-    if raw[257:262] == b"ustar":
-        return "a tar archive", "unpack it"
-    nulls = [raw[k::2].count(0) for k in (0, 1)]  # Latin text in UTF-16 has one in each unit
-    wide = wide or "UTF-16" * (min(nulls) == 0 and 4 * max(nulls) > len(raw))
-    if wide:
-        return wide, f"convert it, as iconv -f {wide} -t UTF-8 does"
-    # UTF-16 of other alphabets is often UTF-8 by chance, with a null in each space and line end.
-    if any(nulls) and (sum(nulls) > 1 + len(raw) / 100 or not _is_utf8(raw)):
-        return "binary", "take it out of the folder, or write its text to a file"
-    return "", ""
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _check_text(path: Path, raw: bytes) -> None:
+    """Raises ConfigError if it is no text in units of a byte."""
+    kind, fix = not_text(raw)
+    if kind:
+        raise ConfigError(f"data: {path} is {kind}, which is not trained on as bytes; {fix}")
 
 
 def _read(path: Path) -> bytes:

@@ -4,6 +4,7 @@ All map the bytes of a document to int32 ids and back, and have one id that ends
 """
 
 import dataclasses
+import difflib
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError, nearest
 
 _END = ("<|endoftext|>", "</s>", "<eos>", "[EOS]")  # the usual names of an end token, in this order
+_SAMPLE = "def F(x):\n    return  x\n\n\nclass A:\tpass  # \u00dcn\u00efcode \ufb01 \u2460\n"
 _RARE = "\N{EGYPTIAN HIEROGLYPH A001}"  # in no vocabulary but by its bytes
 
 
@@ -193,6 +195,26 @@ def _leaves_out(model: tokenizers.Tokenizer) -> bool:
         return False
 
 
+def changed(tokenizer: Tokenizer, text: str) -> str:
+    """How a text differs after encoding and decoding; "" if it does not.
+
+    The share of its characters that are lost or others, and the first of them with what stands in
+    their place. A space that is put in front of a text, or taken away there, does not count, and
+    nothing is known of a tokenizer without a decoder.
+    """
+    if isinstance(tokenizer, BPE) and tokenizer.model.decoder is None:
+        return ""
+    back = tokenizer.decode(tokenizer.encode(text.encode()))
+    if back.removeprefix(" ") == text.removeprefix(" "):
+        return ""
+    match = difflib.SequenceMatcher(None, text, back, autojunk=False)
+    kept = sum(block.size for block in match.get_matching_blocks())
+    changes = (code for code in match.get_opcodes() if code[0] != "equal")
+    _, begin, end, new, new_end = next(changes)
+    near, there = text[max(begin - 8, 0) : end + 8], back[max(new - 8, 0) : new_end + 8]
+    return f"{1 - kept / max(len(text), 1):.1%} of a text, as {near!r}, which becomes {there!r}"
+
+
 def _load_bpe(path: str) -> BPE:
     path = str(local("tokenizer", path))
     if not Path(path).is_file():
@@ -211,7 +233,7 @@ def _load_bpe(path: str) -> BPE:
     end_ids = [model.token_to_id(token) for token in _END]
     eos = next((token for token in end_ids if token is not None), last + 1)
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return BPE(f"bpe:{Path(path).name}", model, max(last, eos) + 1, eos, digest)
+    return _told(BPE(f"bpe:{Path(path).name}", model, max(last, eos) + 1, eos, digest))
 
 
 def _prepare(spec: str, model: tokenizers.Tokenizer) -> int:
@@ -241,4 +263,20 @@ def _of_checkpoint(spec: str, source: str) -> BPE:
     begin, end = start.ends(checkpoint)
     last = _prepare(spec, checkpoint.tokenizer)
     _, digest = start.digests(checkpoint)
-    return BPE(spec, checkpoint.tokenizer, max(last, end) + 1, end, digest, begin)
+    return _told(BPE(spec, checkpoint.tokenizer, max(last, end) + 1, end, digest, begin))
+
+
+def _told(tokenizer: BPE) -> BPE:
+    """The tokenizer; a warning if it does not give text back: losses are then of another text."""
+    try:
+        found = changed(tokenizer, _SAMPLE)
+    except ConfigError:  # a character that it has no token for: it is not silent
+        return tokenizer
+    if found:
+        logging.warning(
+            "tokenizer=%r changes %s: losses are those of the changed text, and cannot be compared"
+            " with other tokenizers'",
+            tokenizer.name,
+            found,
+        )
+    return tokenizer
