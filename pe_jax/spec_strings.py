@@ -19,7 +19,7 @@ MANY = 30  # names in a message
 
 
 class Call(NamedTuple):
-    """`name(field=value, …)`, or a name alone; a value is a literal or another call."""
+    """`name(field=value, …)`, or a name alone; a value is a literal, a word or another call."""
 
     name: str
     fields: dict[str, Any]
@@ -133,6 +133,8 @@ def _fields(keywords: list[ast.keyword], nested: str | None) -> dict[str, Any]:
         match keyword.value:
             case ast.Call(func=ast.Name(), args=[]) if nested:
                 fields[keyword.arg] = _call(keyword.value, nested)
+            case ast.Name(id=word):  # a choice without quotes, which a shell would take away
+                fields[keyword.arg] = word
             case literal:
                 try:
                     fields[keyword.arg] = ast.literal_eval(literal)

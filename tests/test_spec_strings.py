@@ -28,6 +28,24 @@ def test_a_position_scheme_is_read_as_it_was_written(text):
     assert spec.format_spec(position_schemes.parse(text), names) == text
 
 
+@pytest.mark.parametrize(
+    "bare, quoted",
+    [
+        ("rope(layout=interleaved)", "rope(layout='interleaved')"),
+        ("kerple(kind=power)@window=4*2,nope", "kerple(kind='power')@window=4*2,nope"),
+    ],
+)
+def test_a_word_needs_no_quotes(bare, quoted):
+    assert pe_jax.parse(bare) == pe_jax.parse(quoted)
+
+
+def test_a_wrong_word_is_refused_as_a_value():
+    with pytest.raises(ValueError, match="layout='interleavd': .*'interleaved'"):
+        pe_jax.parse("rope(layout=interleavd)")
+    with pytest.raises(ValueError, match="shared='true': pass True or False"):
+        pe_jax.parse("t5(shared=true)")
+
+
 def test_a_pattern_is_a_tree_of_calls():
     a, b = spec.Call("a", {}), spec.Call("b", {"x": (1, 2), "y": spec.Call("c", {"z": None})})
     tree = spec.parse_pattern("a*2,(b(x=(1, 2), y=c(z=None))+a,a)", "a", "c(…)")

@@ -12,6 +12,7 @@ Legend: B batch, T queries, H query heads, D model width, A axes of a position, 
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -48,7 +49,53 @@ class Params(NamedTuple):
     layer: Any
 
 
+ParamsLike = Params | Mapping[str, Any]  # what `as_params` reads
 jax.export.register_namedtuple_serialization(Params, serialized_name="pe_jax.Params")
+
+
+def plain_arrays(tree: Any) -> Any:
+    """The tree with arrays in the place of variables (`nnx.Param`)."""
+
+    def is_variable(x: Any) -> bool:
+        return hasattr(x, "__jax_array__") and not isinstance(x, jax.Array)
+
+    return jax.tree.map(
+        lambda x: x.__jax_array__() if is_variable(x) else x, tree, is_leaf=is_variable
+    )
+
+
+def as_params(given: Any, like: Params) -> Any:
+    """Parameters in the structure of `like`, as far as they are told apart by name; else `given`.
+
+    Mappings are those of Flax (`FrozenDict`, `nnx.State`) or of a restored checkpoint: with the
+    keys "shared" and "layer", or with the names of one scheme's parameters. Tuples may have become
+    lists, or mappings with the keys 0, 1, … or "0", "1", ….
+    """
+    given = plain_arrays(given)
+    if isinstance(given, Mapping):
+        drawn = [side for side, x in like._asdict().items() if jax.tree.leaves(x)]
+        none = like._replace(**{side: {} for side in drawn})
+        if given.keys() <= {*Params._fields}:
+            given = none._replace(**given)
+        elif len(drawn) == 1:
+            given = none._replace(**{drawn[0]: given})
+        elif all(isinstance(x, Mapping) for x in like) and not like.shared.keys() & like.layer:
+            shared = {name: x for name, x in given.items() if name in like.shared}
+            given = Params(shared, {name: x for name, x in given.items() if name not in shared})
+    return Params(*map(_arranged, given, like)) if isinstance(given, Params) else given
+
+
+def _arranged(given: Any, like: Any) -> Any:
+    if isinstance(like, Mapping) and isinstance(given, Mapping):
+        return {name: _arranged(x, like.get(name)) for name, x in given.items()}
+    if isinstance(like, tuple):
+        if isinstance(given, Mapping):  # a state leaves out what has no parameters
+            named = {str(key): x for key, x in given.items()}
+            entries = {str(i): {} if jax.tree.leaves(x) else x for i, x in enumerate(like)}
+            given = [*(entries | named).values()] if named.keys() <= entries.keys() else given
+        if isinstance(given, tuple | list) and len(given) == len(like):
+            return tuple(map(_arranged, given, like))
+    return given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +171,7 @@ class Encoding(PlainFields):
         """What is added to attention, and where. Which terms there are depends on settings only."""
         return ()
 
-    def embed(self, params: Params, x: jax.Array, positions: jax.Array) -> jax.Array:
+    def embed(self, params: ParamsLike, x: jax.Array, positions: jax.Array) -> jax.Array:
         """The input of the first layer x [*B, T, D], with `inputs` at positions added.
 
         Positions are [T], [1, T] or [*B, T], with a trailing axis where the scheme has several.
@@ -132,14 +179,15 @@ class Encoding(PlainFields):
         Raises:
           ValueError: positions or parameters that do not fit x; what the scheme's own function
             refuses (a position outside a table).
-          TypeError: x is not an array of floats, or `params` not a `Params`.
+          TypeError: x is not an array of floats, or `params` not a `Params` or a mapping.
         """
-        if not isinstance(params, Params):
+        if not isinstance(params, Params | Mapping):
             raise TypeError(f"params is a {type(params).__name__}; pass encoding.init(key, dims)")
+        shared = params.shared if isinstance(params, Params) else params.get("shared", params)
         try:
-            terms = self.inputs(params.shared)
+            terms = self.inputs(plain_arrays(shared))
         except (KeyError, TypeError, ValueError):
-            value = shown(params.shared, 80)
+            value = shown(shared, 80)
             fix = f"not those of {type(self).__name__}; pass encoding.init(key, dims)"
             raise ValueError(f"params.shared={value}: {fix}") from None
         if not terms:

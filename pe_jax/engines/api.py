@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Dims, Encoding, Params
+from pe_jax.encodings.base import Dims, Encoding, ParamsLike
 from pe_jax.encodings.terms import Term, Tokens
 from pe_jax.engines import checks, dispatch, encoding_checks, pipeline
 from pe_jax.engines.attention_spec import Call
@@ -29,7 +29,7 @@ def attention(
     *,
     # what is added to the scores
     encoding: Encoding | tuple[Encoding, ...] | str | None = None,
-    params: Params | None = None,
+    params: ParamsLike | None = None,
     terms: tuple[Term, ...] = (),
     x: Any = None,
     embedded: bool = False,
@@ -74,7 +74,9 @@ def attention(
         length uses T, or the length of each segment; with positions pass
         `encoding.at_length(total_length)`: beyond it a call is an error, or gives NaN where
         positions are traced.
-      params: its parameters, as `encoding.init(key, dims)` draws; None where it has none.
+      params: its parameters, as `encoding.init(key, dims)` draws: `Params`, a mapping with the
+        same names (a state of Flax, a restored checkpoint), also of `nnx.Param`; None where it has
+        none.
       terms: kinds of `pe_jax.terms` that are added as well: `(pe_jax.Sink(logits),)`.
       x: the layer's input [*B, T, D], for schemes that read it (FoX, CABLE); then T = S.
       embedded: says that `encoding.embed` was called on the input of the first layer, for schemes
@@ -82,17 +84,18 @@ def attention(
       bias: floats that broadcast to [*B, H, T, S]: all scores are held at once. -inf hides a pair
         as a mask does; a large negative number becomes -cap under a `logit_cap`, and hides none.
       q_positions: integers [T] or [*B, T] (floats if the scheme declares `real_positions`), with a
-        last axis if it has several. None: from 0 in each segment, T = S. They get no gradient.
+        last axis if it has several. None: from 0 in each segment, T = S unless nothing reads them
+        (NoPE). 2**30 may mark padding, which a mask or segments must hide. They get no gradient.
       k_positions: the same for the keys; None: `q_positions`, if T = S.
       causal: whether later tokens are hidden; None: True, unless a mask looks ahead
         (`masks.prefix`). Required for a scheme of several axes.
       window: number of tokens back that are visible (and ahead, if not causal), including itself.
       sinks: number of first tokens of each segment that stay visible beyond the window. They keep
         their places in the text; StreamingLLM's are in its cache (docs/borrow.md).
-      mask: a `pe_jax.Mask` (`pe_jax.masks`), in O(L) memory, or booleans that broadcast to
-        [*B, H, T, S], True is visible. The causal mask holds as well where `causal` is True. Chunks
-        and prefixes are counted within segments. Keys that booleans hide from every query are
-        padding, too.
+      mask: a `pe_jax.Mask` (`pe_jax.masks`), in O(L) memory, or booleans (zeros and ones) that
+        broadcast to [*B, H, T, S], True is visible. The causal mask holds as well where `causal` is
+        True. Chunks and prefixes are counted within segments. Keys that booleans hide from every
+        query are padding, too.
       q_segments: integers [*B, T]: tokens see their own segment; a negative id (padding) sees
         nothing, and reaches nothing even if it is NaN. Tokens of a segment are adjacent.
       k_segments: the same for the keys; None: `q_segments`, if T = S.
@@ -104,7 +107,8 @@ def attention(
       k_index: the same for the keys; None: 0 … S - 1.
       scale: what q·k is multiplied by, a positive number or an array [], which may be traced and
         has a gradient; None: 1/sqrt(E), or what the encoding sets (T5).
-      logit_cap: scores become cap·tanh(score / cap), before the mask; numbers as for `scale`.
+      logit_cap: scores become cap·tanh(score / cap), before the mask; numbers as for `scale`, and
+        0 for none.
       dropout_rate: fraction of weights that is dropped.
       dropout_key: PRNG key of dropout, a new one per call; None disables it.
       return_lse: whether to return the log-sum-exp of each row as well.
@@ -138,7 +142,8 @@ def attention(
     claims = layer.claims
     dims = checks.dims(dims, sizes, x, heads_axis)
     q_ids, k_ids = checks.segments(sizes, q_segments, k_segments, q_lengths, k_lengths)
-    positions = checks.positions(layer.encoding, sizes, q_positions, k_positions)
+    needed = queries == keys or encoding_checks.reads_positions(layer.encoding, dims, terms, mask)
+    positions = checks.positions(layer.encoding, sizes, q_positions, k_positions, needed)
     encoding, name, spec, terms, x = pipeline.prepare(
         layer,
         sizes,

@@ -31,6 +31,7 @@ from pe_jax.numerics.arrays import require_array, require_key
 from pe_jax.numerics.position_arrays import as_positions, check_near, concrete
 from pe_jax.validation import is_real, refuse, require, require_bool, shown
 
+AXES = " (q, k and v have axes [*B, T, H, E]: are heads and tokens swapped?)"
 DTYPES = frozenset(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 NAMES = {  # of `jax.nn.dot_product_attention`, Flax and PyTorch, and what to pass here
     "is_causal": "causal=",
@@ -77,6 +78,10 @@ class Sizes(NamedTuple):
         """Rows of the batch, all its axes as one."""
         return math.prod(self.batch)
 
+    def order_of_axes(self) -> str:
+        """A hint for messages where there are more heads than tokens; else ""."""
+        return AXES if self.heads > self.queries else ""
+
 
 def sizes(q: Any, k: Any, v: Any, batch: str = "*B") -> Sizes:
     """The sizes of float arrays that fit; `batch` is "*B", or "B" for one axis.
@@ -102,7 +107,8 @@ def sizes(q: Any, k: Any, v: Any, batch: str = "*B") -> Sizes:
     same_width(q.shape, k.shape)
     if kv_heads == 0 or heads % kv_heads:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-        raise ValueError(f"k has {kv_heads} heads, but q has {heads}; use one of {divisors}")
+        hint = AXES if heads > queries else ""
+        raise ValueError(f"k has {kv_heads} heads, but q has {heads}; use one of {divisors}{hint}")
     return Sizes(tuple(rows), queries, keys, heads, kv_heads, width, v.shape[-1])
 
 
@@ -137,6 +143,7 @@ def dims(dims: Dims | None, sizes: Sizes, x: Any = None, heads_axis: str | None 
     if (heads, head_dim) != (dims.heads, dims.head_dim):
         raise ValueError(
             f"q has {heads} heads of {head_dim}, dims says {dims.heads} of {dims.head_dim}"
+            + sizes.order_of_axes()
         )
     return dims
 
@@ -144,11 +151,11 @@ def dims(dims: Dims | None, sizes: Sizes, x: Any = None, heads_axis: str | None 
 _dims = functools.lru_cache(512)(Dims)
 
 
-def shape(name: str, x: Any, *allowed: tuple[int, ...]) -> None:
+def shape(name: str, x: Any, *allowed: tuple[int, ...], hint: str = "") -> None:
     """Raises ValueError unless x has one of the shapes."""
     if x.shape not in allowed:
         fix = " or ".join(str(list(shape)) for shape in dict.fromkeys(allowed))
-        raise ValueError(f"{name} has shape {list(x.shape)}; pass {fix}")
+        raise ValueError(f"{name} has shape {list(x.shape)}; pass {fix}{hint}")
 
 
 # --- What is added to the scores (the encoding: `encoding_checks`) ---
@@ -192,7 +199,7 @@ def inputs(terms: tuple, name: str, x: Any, sizes: Sizes, dims: Dims, axes: int)
     if x is None:
         raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
     if x.shape != (want := (*sizes.batch, sizes.queries, dims.width)):
-        raise ValueError(f"x has shape {x.shape}; pass {list(want)}")
+        raise ValueError(f"x has shape {x.shape}; pass {list(want)}{sizes.order_of_axes()}")
     if sizes.keys != sizes.queries:
         fix = f"{name} reads x, from which both come; decode with pe_jax.cache"
         raise ValueError(f"q has {sizes.queries} tokens and k has {sizes.keys}: {fix}")
@@ -206,36 +213,48 @@ def _distances(count: int, axes: int) -> jax.ShapeDtypeStruct:
 # --- Where tokens are ---
 
 
-def positions(encoding: Encoding, sizes: Sizes, q_positions, k_positions) -> list[Any]:
-    """Positions of queries and keys, or None twice where they are contiguous from 0."""
+def positions(
+    encoding: Encoding, sizes: Sizes, q_positions, k_positions, needed: bool = True
+) -> list[Any]:
+    """Positions of queries and keys, or None twice where they are contiguous from 0.
+
+    `needed`: whether anything reads them; else they may be left out for any number of tokens.
+    """
     claims, queries, keys = encoding.claims, sizes.queries, sizes.keys
     pair = _both_sides("positions", q_positions, k_positions, queries == keys)
+    if pair is None and queries != keys and not needed:
+        pair = pos.contiguous(queries), pos.contiguous(keys)
     if pair is None:
         if queries != keys:
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass q_positions and k_positions"
+                + sizes.order_of_axes()
             )
         if claims.axes > 1:
             needs = f"{encoding_checks.title(encoding)} has {claims.axes} axes"
             raise ValueError(f"{needs}: pass q_positions [*B, T, {claims.axes}]")
         return [None, None]
     sides = zip(("q_positions", "k_positions"), pair, (queries, keys), strict=True)
-    checked = [positions_of(claims, side, x, (*sizes.batch, n)) for side, x, n in sides]
+    hint = sizes.order_of_axes()
+    checked = [positions_of(claims, side, x, (*sizes.batch, n), hint) for side, x, n in sides]
     if checked[0].dtype != checked[1].dtype:  # only one side has integers
         checked = [x.astype(jnp.float32) for x in checked]
     return checked
 
 
-def positions_of(claims: Claims, name: str, x: Any, rows: tuple[int, ...]) -> jax.Array:
+def positions_of(
+    claims: Claims, name: str, x: Any, rows: tuple[int, ...], hint: str = ""
+) -> jax.Array:
     """Positions [T] or `rows` [*B, T], with a trailing axis A if the scheme has several.
 
-    They are constants: no engine passes a gradient to positions.
+    They are constants: no engine passes a gradient to positions. `hint` ends a message about the
+    shape.
     """
     tail = (claims.axes,) if claims.axes > 1 else ()
     x = as_positions(x, real=claims.real_positions, name=name)
     if x.shape == (1, rows[-1], *tail):  # one row for all, as Hugging Face has it
         x = x[0]
-    shape(name, x, (rows[-1], *tail), (*rows, *tail))
+    shape(name, x, (rows[-1], *tail), (*rows, *tail), hint=hint)
     check_near(x, name)
     return jax.lax.stop_gradient(x)
 
@@ -305,7 +324,7 @@ def indices(q_index, k_index, sizes: Sizes, layout: Contiguous, ordered: bool) -
     if q_index is None and ordered and queries != keys:
         raise ValueError(
             f"q has {queries} tokens and k has {keys}: pass q_index, the index of each query among"
-            " all tokens (the mask comes from it)"
+            f" all tokens (the mask comes from it){sizes.order_of_axes()}"
         )
     if q_index is None and k_index is None and queries == keys:
         return [layout.order(queries)] * 2
@@ -365,9 +384,13 @@ def mask_terms(mask: Any, rows: int, keys: int, tokens: int | None) -> tuple[kin
 def scale_and_cap(terms: tuple, scale: Any, logit_cap: Any) -> tuple[tuple, Any, Any]:
     """A tuple with a term of the traced numbers, if any; the scale and the cap as floats or None.
 
-    A traced number that is not positive becomes NaN.
+    The call's scale replaces that of a term. A cap of 0 is none. A traced number that is not
+    positive becomes NaN.
     """
-    kinds.check(terms, scale, logit_cap)
+    if getattr(logit_cap, "ndim", None) == 0 and concrete(logit_cap) is not None:
+        logit_cap = logit_cap.item()
+    logit_cap = None if is_real(logit_cap) and logit_cap == 0 else logit_cap
+    kinds.check(terms, logit_cap)
     if scale is None and logit_cap is None:
         return (), None, None
     options: dict[str, Any] = {"scale": scale, "logit_cap": logit_cap}
@@ -427,13 +450,9 @@ def pair_arrays(
     require(type(layout) is Contiguous, "layout", type(layout).__name__, fix)
     pairs = (*sizes.batch, sizes.heads, sizes.queries, keys)
     for name, x in arrays.items():
-        kind, other, fix = {
-            "mask": (
-                jnp.bool_,
-                "booleans (an additive mask is a bias)",
-                "booleans, or a pe_jax.Mask",
-            ),
-            "bias": (jnp.floating, "floats (booleans are a mask)", "floats"),
+        kind, fix = {
+            "mask": (jnp.generic, "booleans, or a pe_jax.Mask"),
+            "bias": (jnp.floating, "floats"),
         }[name]
         try:
             dtype = x.dtype if hasattr(x, "ndim") else np.asarray(x).dtype
@@ -442,7 +461,7 @@ def pair_arrays(
         if not any(jnp.issubdtype(dtype, numeric) for numeric in (jnp.bool_, jnp.number)):
             raise TypeError(f"{name}={shown(x, 80)}: pass an array of {fix}")
         if not jnp.issubdtype(dtype, kind):
-            raise TypeError(f"{name} has dtype {dtype}; pass {other}")
+            raise TypeError(f"{name} has dtype {dtype}; pass floats (booleans are a mask)")
         x = jnp.asarray(x)
         fits = x.ndim <= len(pairs) and all(
             n in (1, m) for n, m in zip(x.shape[::-1], pairs[::-1], strict=False)
@@ -451,7 +470,30 @@ def pair_arrays(
         x = x.reshape((1,) * (len(pairs) - x.ndim) + x.shape)
         x = jnp.broadcast_to(x, (*sizes.batch, *x.shape[-3:]))
         arrays[name] = x.reshape(sizes.rows, *x.shape[-3:])
+    if "mask" in arrays and arrays["mask"].dtype != bool:
+        arrays["mask"], doubt = _booleans(arrays["mask"])
+        if doubt is not None:
+            arrays["bias"] = arrays.get("bias", 0) + doubt
     return arrays
+
+
+def _booleans(mask: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """A mask [B, H or 1, T or 1, S or 1] of zeros (hidden) and ones as booleans.
+
+    An additive mask, which has other numbers or, where nothing is hidden, only zeros, is refused.
+    Where the numbers are not known, a bias [B, 1, 1, 1] comes too, which is then NaN for all pairs.
+    """
+    known = concrete(mask)
+    if known is None:
+        fits = jnp.all((mask == 0) | (mask == 1)) & jnp.any(mask != 0)
+        doubt = jnp.where(fits, 0.0, jnp.nan)
+        return mask.astype(bool) | ~fits, jnp.broadcast_to(doubt, (len(mask), 1, 1, 1))
+    other = known[(known != 0) & (known != 1)]
+    if other.size or (known.size and not known.any()):
+        worst = other.flat[0] if other.size else "zeros alone"
+        fix = "pass booleans, or zeros (hidden) and ones; an additive mask is a bias"
+        raise ValueError(f"mask holds {worst}: {fix}")
+    return mask.astype(bool), None
 
 
 def some_heads(terms: tuple, dropout: Dropout | None, heads_axis: str) -> tuple[Term, ...]:

@@ -12,10 +12,19 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings.base import Dims, Encoding, Params, adds_to_input
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.base import (
+    Dims,
+    Encoding,
+    Params,
+    ParamsLike,
+    abstract_terms,
+    adds_to_input,
+    as_params,
+)
 from pe_jax.encodings.registry import parse
 from pe_jax.encodings.windowed import Windowed, without_window
-from pe_jax.numerics.position_arrays import concrete
+from pe_jax.numerics.position_arrays import PADDING, concrete
 from pe_jax.validation import refuse, require_bool, shown
 
 DRAW = "pass encoding.init(key, dims)"
@@ -90,10 +99,11 @@ def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:
         refuse("embedded", embedded, f"{title(encoding)} {where}; {fix}")
 
 
-def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
+def params(encoding: Encoding, params: ParamsLike | None, dims: Dims) -> Params:
     """The parameters, of the shapes that `encoding.init` draws; None for a scheme without any.
 
-    Shapes that broadcast (the table of one head) are refused: they are another model.
+    Other trees with the same names are put into that structure (`as_params`). Shapes that broadcast
+    (the table of one head) are refused: they are another model.
     """
     want, shapes, structure = _drawn(encoding, dims)
     if params is None and not shapes:
@@ -102,14 +112,14 @@ def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
     if params is None:
         fix = f"{DRAW} (pe_jax.parse(name)[0] is the encoding of a name)"
         raise ValueError(f"params=None, but {name} has parameters; {fix}")
+    leaves, given = jax.tree.flatten(params)
+    if isinstance(params, Params) and given == structure:
+        pairs = zip(leaves, shapes, strict=True)
+        if all(getattr(x, "dtype", None) == np.float32 and x.shape == y for x, y in pairs):
+            return params
+    params = as_params(params, want)
     if not isinstance(params, Params):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
-    leaves, given = jax.tree.flatten(params)
-    if given == structure and all(
-        getattr(x, "dtype", None) == np.float32 and x.shape == y
-        for x, y in zip(leaves, shapes, strict=True)
-    ):
-        return params
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.floating):
             dtype = getattr(leaf, "dtype", type(leaf).__name__)
@@ -127,6 +137,16 @@ def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
                     f" {list(want_shape)} for {dims}; {DRAW}, or the dims= that it was drawn for"
                 )
     return params
+
+
+def reads_positions(encoding: Encoding, dims: Dims, terms: Any, mask: Any) -> bool:
+    """Whether the encoding, one of the terms of a call or its `Mask` may read where tokens are."""
+    if isinstance(mask, kinds.Mask) or not isinstance(terms, tuple):
+        return True
+    return any(
+        isinstance(term, kinds.Rotates) or not isinstance(term, kinds.AroundEngine)
+        for term in (*abstract_terms(encoding, dims), *terms)
+    )
 
 
 @functools.lru_cache(256)
@@ -166,6 +186,7 @@ def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = Non
         given = {"q": np.asarray(queries - 1)}
     for name, x in given.items():
         known = concrete(x)
+        known = None if known is None else known[known != PADDING]
         if known is not None and known.size and (farthest := known.max()) >= valid:
             raise ValueError(
                 f"{name} goes to position {farthest}, {title(encoding)} is set for {valid} tokens;"

@@ -20,7 +20,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import (
     Dims,
     Encoding,
-    Params,
+    ParamsLike,
     abstract_terms,
     adds_to_input,
     require_dims,
@@ -103,7 +103,7 @@ def rotate(
     q: jax.Array,
     k: jax.Array,
     positions: Any,
-    params: Params | None = None,
+    params: ParamsLike | None = None,
     *,
     v: jax.Array | None = None,
     out: jax.Array | None = None,
@@ -157,8 +157,9 @@ def rotate(
             at, state = places[of_keys], states[of_keys]
             vectors = pipeline.rotate(made.terms, side, jnp.asarray(vectors), at, state)
             if valid is not None and concrete(at) is None:
-                at = at if made.encoding.claims.axes == 1 else at.max(-1)
-                vectors = jnp.where((at >= valid)[..., None, None], jnp.nan, vectors)
+                past = pipeline.past(at, valid)
+                past = past if made.encoding.claims.axes == 1 else past.any(-1)
+                vectors = jnp.where(past[..., None, None], jnp.nan, vectors)
             result.append(vectors)
     return tuple(result)
 
@@ -167,7 +168,7 @@ def bias(
     encoding: Encoding | tuple[Encoding, ...] | str | None,
     q_positions: Any,
     k_positions: Any,
-    params: Params | None = None,
+    params: ParamsLike | None = None,
     *,
     dims: Dims,
     x: Any = None,

@@ -19,6 +19,7 @@ B batch (any number of axes), T queries, S keys, H query heads, K key heads, E h
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
+from pe_jax.encodings.base import Dims, Encoding, Params, ParamsLike, abstract_terms, require_dims
 from pe_jax.engines import checks, encoding_checks, reference
 from pe_jax.engines.api import attention
 from pe_jax.engines.parts import SIZES
@@ -40,7 +41,7 @@ from pe_jax.validation import require, require_bool
 
 def attention_fn(
     encoding: Encoding | tuple[Encoding, ...] | str | None,
-    params: Params | None = None,
+    params: ParamsLike | None = None,
     *,
     causal: bool | None = None,
     window: int | None = None,
@@ -96,7 +97,7 @@ def attention_fn(
     """
     layer = encoding_checks.layer(encoding, window, sinks)
     encoding = layer.encoding
-    if not isinstance(params, Params | None):
+    if not isinstance(params, Params | Mapping | None):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     causal = checks.causal(encoding, causal, mask=True)
     if dims is not None:
@@ -221,7 +222,7 @@ class AttentionFn:
                 encoding=self.encoding,
                 params=nnx.as_pure(self.params),
                 embedded=True,  # or `attention_fn` has refused
-                mask=None if mask is None else _booleans(mask),
+                mask=mask,
                 bias=bias,
                 implementation=engine,
                 dims=self.dims,
@@ -252,6 +253,9 @@ class AttentionFn:
             require(self.segments is None, "segments", "…", fix)
             return {"causal": False, "q_positions": q_pos, "k_positions": k_pos}
         if queries != 1 or mask is None:
+            terms = self.encoding, self.dims or SIZES, (), None
+            if not (causal or self.segments or encoding_checks.reads_positions(*terms)):
+                return {"causal": False}
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass positions and q_positions (a step"
                 " of decoding is one query, with the mask that the module makes)"
@@ -317,15 +321,6 @@ def _by_value(x) -> Any:
     """A key that is equal for equal positions or segments; under a trace, for the same object."""
     array = None if x is None else concrete(x)
     return id(x) if array is None else (array.shape, array.dtype.str, array.tobytes())
-
-
-def _booleans(mask) -> jax.Array:
-    """The mask as booleans. Zero means hidden: the opposite of an additive mask."""
-    array = concrete(mask)
-    if array is not None and not np.isin(array, (0, 1)).all():
-        worst = array[~np.isin(array, (0, 1))].flat[0]
-        raise ValueError(f"mask holds {worst}: pass booleans; an additive mask is a bias")
-    return jnp.asarray(mask).astype(bool)
 
 
 def _check_hides_later(encoding: Encoding, mask, shape: tuple[int, ...]) -> None:

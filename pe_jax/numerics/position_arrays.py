@@ -8,6 +8,7 @@ import numpy as np
 from pe_jax.validation import shown
 
 EXACT = 2**24  # float32 holds every integer up to here; above, neighbouring positions collide
+PADDING = 2**30  # a position by which code bases mark padding: no check is for it
 
 
 def concrete(x) -> np.ndarray | None:
@@ -54,7 +55,10 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
 
 
 def check_exact(positions, name: str = "positions") -> None:
-    """Raises ValueError where a known position is not exact in float32 (|p| ≥ 2**24)."""
+    """Raises ValueError where a known position is not exact in float32 (|p| ≥ 2**24).
+
+    `PADDING` is left out, here and in `check_near`.
+    """
     worst = _farthest(positions)
     if worst is not None and abs(float(worst)) >= EXACT:
         raise ValueError(f"{name}: {worst} is not exact in float32; keep |position| below 2**24")
@@ -70,6 +74,7 @@ def check_near(positions, name: str = "positions") -> None:
 def _farthest(positions):
     """The position farthest from 0, or None where none is known."""
     values = concrete(positions)
+    values = None if values is None else values[values != PADDING]
     if values is None or not values.size:
         return None
     return values.flat[np.abs(values.astype(np.float64)).argmax()]  # |-2**31| is not an int32

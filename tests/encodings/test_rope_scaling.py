@@ -259,7 +259,8 @@ def test_a_scaling_is_written_in_a_config_and_read_back_from_its_metadata(text):
         ("yarn(facter=4)", ("scaling 'yarn' has no field 'facter'", "did you mean 'factor'")),
         ("yarn(factor=4)", ("scaling 'yarn' needs original_length",)),
         ("linear(4)", ("scaling=linear(4): pass a literal, or a scaling as",)),
-        ("linear(factor=x)", ("factor=x: pass a literal",)),
+        ("linear(factor=x)", ("factor='x': pass a number",)),
+        ("yarn", ("scaling='yarn': pass a scaling of rope_scaling, such as yarn(…)",)),
         ("'linear'", ("scaling='linear'", "rope_scaling")),
     ],
 )

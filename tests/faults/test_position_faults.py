@@ -138,7 +138,10 @@ def test_positions_and_segments_of_the_wrong_shape_are_refused_not_broadcast():
     wrong = np.stack([PLACES] * 2)
     refused(lambda: attend(nope, q_positions=wrong), "q_positions has shape [2, 11]")
     refused(lambda: attend(nope, q_segments=PLACES[:1]), "q_segments has shape [1]", "[11]")
-    refused(lambda: pe_jax.attention(q[:4], k, v), "q has 4 tokens and k has 11", "positions")
+    refused(
+        lambda: pe_jax.attention(q[:4], k, v, encoding=nope),
+        *("q has 4 tokens and k has 11", "positions"),
+    )
     batch = [x[None].repeat(2, 0) for x in (q, k, v)]
     for wrong in (PLACES, PLACES[None], np.stack([PLACES] * 3)):
         refused(lambda w=wrong: pe_jax.attention(*batch, q_segments=w), "q_segments has shape")

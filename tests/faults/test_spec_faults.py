@@ -43,7 +43,17 @@ def test_an_unknown_field_names_the_nearest(name, typo, nearest):
 
 @pytest.mark.parametrize(
     "spec",
-    ["", "rope(", "rope(1e4)", "rope(base=x)", "rope*0", "rope*1.5", "rope*-1", "3*rope", "rope-t5"]
+    [
+        "",
+        "rope(",
+        "rope(1e4)",
+        "rope(base=x.y)",
+        "rope*0",
+        "rope*1.5",
+        "rope*-1",
+        "3*rope",
+        "rope-t5",
+    ]
     + ["(rope,t5)+alibi", "__import__('os')", "[rope]", "rope.base", "rope;t5", "rope(base=f())"],
 )
 def test_what_parse_cannot_read_is_quoted(spec):
@@ -55,7 +65,7 @@ def test_what_parse_cannot_read_is_quoted(spec):
     [
         ("rope(base=1e4, base=5e5)", "base=500000.0", "each field once"),
         ("rope(**{'base': 5e5})", "**{'base': 500000.0}", "field=value"),
-        ("rope(scaling=yarn)", "scaling=yarn", "yarn(factor=4, original_length=2048)"),
+        ("rope(scaling=y.n)", "scaling=y.n", "yarn(factor=4, original_length=2048)"),
         ("rope(base=1/2)", "base=1 / 2", "literal"),
     ],
 )

@@ -67,9 +67,9 @@ def is_absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
     return absolute_rotation or several or any(of_positions) or reads_positions(terms)
 
 
-def check(terms: tuple, scale: Any = None, logit_cap: Any = None) -> None:
-    """Raises ValueError where terms cannot be combined, or not with a call's scale and cap."""
-    if len(terms) < 2 and scale is None and logit_cap is None:
+def check(terms: tuple, logit_cap: Any = None) -> None:
+    """Raises ValueError where terms cannot be combined, or not with a call's cap."""
+    if len(terms) < 2 and logit_cap is None:
         return
     for kind, what in (
         (Scale, "set a scale"),
@@ -83,8 +83,6 @@ def check(terms: tuple, scale: Any = None, logit_cap: Any = None) -> None:
     if views(terms) is not None and (others := select(terms, ProductTerm)):
         name = type(others[0]).__name__
         raise ValueError(f"{name} replaces q·k, which several views have each; leave one out")
-    if scale is not None and (scales := select(terms, Scale)):
-        raise ValueError(f"scale={scale}: a term sets a scale, {scales[0].value}; leave one out")
     other = "Sink" if select(terms, Sink) else "logit_cap" if logit_cap is not None else None
     if select(terms, Unnormalized) and other:
         raise ValueError(f"weights that no softmax normalizes have no {other}; leave one out")
