@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 import pe_jax
 from pe_jax.models.vit import ViT
@@ -18,7 +19,7 @@ HEAD = 8  # of 32 channels: wide enough for every rotation
 
 
 def model(name: str, images: bool):
-    """The shapes of a model's parameters, with every kind that a configuration can ask for."""
+    """A model's config and its parameters' shapes, of every kind that a config can ask for."""
     given = dict(SMALL.get(name, [{}])[0])
     causal = given.pop("causal", True) and not images
     if images and name == "t5":
@@ -28,9 +29,9 @@ def model(name: str, images: bool):
     options |= {"block": "around", "embed_norm": True}
     config = tiny.config(spec, width=4 * HEAD, causal=causal, **options)
     if not images:
-        return tiny.abstract_terms(config)[1]
+        return config, tiny.abstract_terms(config)[1]
     make = functools.partial(ViT, config, 4, 3, 5)
-    return nnx.as_pure(nnx.eval_shape(lambda: nnx.split(make(rngs=nnx.Rngs(0))))[1])
+    return config, nnx.as_pure(nnx.eval_shape(lambda: nnx.split(make(rngs=nnx.Rngs(0))))[1])
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +47,15 @@ def test_every_parameter_of_every_model_has_a_rule(name, images, mesh):
         with pytest.raises(ValueError, match="causal"):
             model(name, images)
         return
-    shapes = model(name, images)
-    found = sharding.parameter_shardings(shapes, mesh)
+    config, shapes = model(name, images)
+    found = sharding.parameter_shardings(shapes, mesh, config)
     for (path, x), where in zip(
         jax.tree.leaves_with_path(shapes), jax.tree.leaves(found), strict=True
     ):
         own = sharding.path_name(path)
         encodings = own.startswith("shared/") or "/params/" in own
-        assert where.is_fully_replicated == (encodings or not own.endswith(("kernel", "embedding")))
+        if not encodings:
+            assert where.is_fully_replicated != own.endswith(("kernel", "embedding"))
         where.shard_shape(x.shape)  # raises where a size does not divide
 
 
@@ -65,6 +67,56 @@ def test_a_parameter_that_no_rule_names_is_an_error(path, mesh):
     for key in reversed(path.split("/")):
         tree = {key: tree}
     with pytest.raises(ValueError) as error:
-        sharding.parameter_shardings(tree, mesh)
+        sharding.parameter_shardings(tree, mesh, tiny.config("rope", width=32))
     text = str(error.value)
     assert path in text and "[512, 128]" in text and "LOGICAL" in text and "\n" not in text
+
+
+P = PartitionSpec
+NAMED = {  # of Dims(24, 6, 3, 8)
+    "t5": ({"table": P("heads", None)}, {}),
+    "learned(length=24)": ({"table": P(None, "width")}, {}),  # a length of 24 is not the width
+    "fox": ({}, {"weight": P("width", "heads"), "bias": P("heads")}),
+    "liere(block=4)": ({}, {"generators": P(None, "kv_heads", None, None, None)}),
+    "tupe(length=6)": (
+        {
+            "table": P(None, "width"),
+            **dict.fromkeys(("u_q", "u_k"), P("width", "heads", "head_dim")),
+            **dict.fromkeys(("first", "to_first"), P("heads")),
+        },
+        {},
+    ),
+    "cayley_string": ({}, {"frequencies": P(None, None), "skew": P("head_dim", None)}),
+    "t5+fox": (
+        ({"table": P("heads", None)}, {}),
+        ({}, {"weight": P("width", "heads"), "bias": P("heads")}),
+    ),
+    "rope@window=3": ({}, {}),
+}
+
+
+@pytest.mark.parametrize("spec", NAMED)
+def test_axes_are_named_after_the_sizes_that_they_are(spec):
+    encoding, dims = pe_jax.parse(spec)[0], pe_jax.Dims(24, 6, 3, 8)
+    assert encoding.logical_axes(dims) == pe_jax.Params(*NAMED[spec])
+
+
+@pytest.mark.parametrize("name", pe_jax.ENCODINGS)
+def test_axes_have_the_tree_of_the_parameters(name):
+    encoding, dims = pe_jax.make(name), pe_jax.Dims(512, 8, 4, 64)
+    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+    axes = encoding.logical_axes(dims)
+    assert jax.tree.structure(axes) == jax.tree.structure(shapes)
+    for x, names in zip(jax.tree.leaves(shapes), jax.tree.leaves(axes), strict=True):
+        assert len(names) == x.ndim
+        for name, size in zip(names, x.shape, strict=True):
+            assert name is None or size == getattr(dims, name)
+
+
+def test_heads_of_encodings_lie_where_those_of_the_kernels_do(mesh):
+    config, shapes = model("tupe", False)
+    shared = sharding.parameter_shardings(shapes, mesh, config)["shared"][0]
+    assert shared["u_q"].spec == P(None, "model", None) and shared["table"].is_fully_replicated
+    config, shapes = model("fox", False)
+    own = sharding.parameter_shardings(shapes, mesh, config)["blocks"][0]["attention"]["params"]
+    assert own["weight"].spec == P(None, None, "model") and own["bias"].spec == P(None, "model")

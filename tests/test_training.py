@@ -43,10 +43,11 @@ def test_eight_devices_train_as_one_does(spec):
     assert up.addressable_shards[0].data.size == up.size / 4  # over fsdp and model
 
 
-def test_weights_go_round_and_activations_stay(capfd):
+@pytest.mark.parametrize("spec", ["t5+rope", "tupe"])
+def test_weights_go_round_and_activations_stay(spec, capfd):
     """Left to itself, XLA gathered the rows of all devices, a part of each one's width."""
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, model=2), jax.devices())
-    one = Trainer(tiny.config("t5+rope", remat=True), OPTIMIZER, STEPS, mesh)
+    one = Trainer(tiny.config(spec, remat=True), OPTIMIZER, STEPS, mesh)
     text = one.compile(R, L).as_text()
     assert re.search(rf"f32\[{R // 4},{L},16\]", text) and "all-gather" in text
     assert not re.search(rf"f32\[({R},{L}|{R * L}),\d+\]", text)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.export
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from pe_jax.encodings.terms import Input, Term
 from pe_jax.numerics.arrays import align, require_array, require_key
@@ -163,6 +164,16 @@ class Encoding(PlainFields):
         shared, layer = jax.random.split(key)
         return Params(self.init_shared(shared, dims), self.init_layer(layer, dims))
 
+    def logical_axes(self, dims: Dims) -> Params:
+        """The logical axes of each parameter, for sharding: `init`'s tree of `PartitionSpec`s.
+
+        An axis whose size is one of the model's has that name, "width", "heads", "kv_heads" or
+        "head_dim", once per parameter; any other is None. Rules from these names to the axes of a
+        mesh (`flax.linen.logical_to_mesh`) then cover every scheme.
+        """
+        require_dims(dims)
+        return parameter_axes(self, dims)
+
     def inputs(self, shared: Any) -> tuple[Input, ...]:
         """What is added to the input of the first layer, from the shared parameters."""
         return ()
@@ -250,6 +261,29 @@ def require_dims(dims: Any) -> None:
     if not isinstance(dims, Dims):
         fix = "pass pe_jax.Dims(width, heads, kv_heads, head_dim)"
         raise TypeError(f"dims={shown(dims)}: {fix}")
+
+
+@functools.lru_cache(512)
+def parameter_axes(encoding: Encoding, dims: Dims) -> Params:
+    """`Encoding.logical_axes`, from `init`: an axis has the name of the one size it grows with."""
+
+    def drawn(**sizes: int) -> Params:
+        # twice the heads, so that twice the key heads divide them
+        larger = dataclasses.replace(dims, **({"heads": 2 * dims.heads} | sizes))
+        return jax.eval_shape(lambda: encoding.init(jax.random.key(0), larger))
+
+    sizes = {**vars(dims), "heads": 2 * dims.heads}
+    grown = [drawn(**{name: 2 * size}) for name, size in sizes.items()]
+
+    def name_axes(x: Any, before: Any, *after: Any) -> PartitionSpec:
+        names: list[str | None] = []
+        for size, old, *new in zip(x.shape, before.shape, *(y.shape for y in after), strict=True):
+            grew = [name for name, n in zip(sizes, new, strict=True) if n != old]
+            named = len(grew) == 1 and getattr(dims, grew[0]) == size and grew[0] not in names
+            names.append(grew[0] if named else None)
+        return PartitionSpec(*names)
+
+    return jax.tree.map(name_axes, drawn(heads=dims.heads), drawn(), *grown)
 
 
 @functools.lru_cache(512)

@@ -82,7 +82,7 @@ def model(
         config.check()
     graph, abstract = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))
     abstract = nnx.as_pure(abstract)
-    places = {} if mesh is None else _by_path(parameter_shardings(abstract, mesh))
+    places = {} if mesh is None else _by_path(parameter_shardings(abstract, mesh, config))
     shapes = {path: x.shape for path, x in _by_path(abstract).items()}
     entries = family.entries(config, shapes)
     positions, used = _positions(checkpoint, released, config)

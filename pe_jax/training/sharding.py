@@ -1,8 +1,9 @@
 """Sharding of arrays: a (data, fsdp, seq, model) mesh, one table from logical axes to mesh axes.
 
 Everything runs under jit with Auto axes: one device is a mesh of one, and the same program runs on
-a pod. Parameters of encodings are small and replicated, so that no scheme needs a sharding rule; a
-model parameter that no rule matches is an error.
+a pod. Encodings name the axes of their parameters (`Encoding.logical_axes`), so that no scheme
+needs a rule: heads are divided, the rest is small and replicated. A parameter of the model that no
+rule matches is an error.
 """
 
 import re
@@ -28,6 +29,7 @@ MESH_AXES = {  # logical axis → mesh axes
     "tokens": "seq",
     "width": "fsdp",
     "heads": "model",
+    "kv_heads": "model",
     "hidden": "model",
 }
 LOGICAL = (  # path of a parameter → its logical axes; () is replicated
@@ -39,7 +41,6 @@ LOGICAL = (  # path of a parameter → its logical axes; () is replicated
     (r"blocks/.*/mlp/down/kernel", (None, "hidden", "width")),
     (r"(.*/)?\w*norm/(scale|bias)", ()),
     (r"(embed|head|blocks/.*/(attention/(q|k|v|out)|mlp/(up|gate|down)))/bias", ()),
-    (r"(shared|blocks/\d+/attention/params)/.*", ()),  # encodings
 )
 
 
@@ -153,16 +154,38 @@ def path_name(path: Any) -> str:
     return "/".join(str(getattr(p, "key", getattr(p, "name", getattr(p, "idx", p)))) for p in path)
 
 
-def parameter_shardings(params: Any, mesh: Mesh) -> Any:
-    """A NamedSharding for each parameter, by its path and the table.
+def _encoding_axes(model: ModelConfig) -> dict[str, tuple]:
+    """The logical axes of the encodings' parameters by their path in the model.
+
+    Their widths are replicated: XLA would look rows of a divided table up for all tokens, and
+    replicate activations for it.
+    """
+    named = []
+    for index, encoding in enumerate(dict.fromkeys(model.pattern)):
+        named.append((f"shared/{index}", encoding.logical_axes(model.dims).shared, ()))
+    for slot, encoding in enumerate(model.pattern):  # stacked along a leading axis
+        named.append(
+            (f"blocks/{slot}/attention/params", encoding.logical_axes(model.dims).layer, (None,))
+        )
+    return {
+        f"{folder}/{path_name(path)}": (*lead, *(None if a == "width" else a for a in axes))
+        for folder, tree, lead in named
+        for path, axes in jax.tree.leaves_with_path(tree)
+    }
+
+
+def parameter_shardings(params: Any, mesh: Mesh, model: ModelConfig) -> Any:
+    """A NamedSharding for each parameter, by its path and the table; of encodings by their axes.
 
     Raises:
       ConfigError: a parameter that no rule matches: every device would hold all of it.
     """
+    of_encodings = _encoding_axes(model)
 
     def sharding(path, x):
         name = path_name(path)
-        logical = next((axes for rule, axes in LOGICAL if re.fullmatch(rule, name)), None)
+        rules = (axes for rule, axes in LOGICAL if re.fullmatch(rule, name))
+        logical = of_encodings.get(name, next(rules, None))
         if logical is None:
             fix = "add its path to LOGICAL in pe_jax/training/sharding.py (axes () replicate it)"
             raise ConfigError(f"parameter {name} {list(x.shape)}: no sharding rule names it; {fix}")

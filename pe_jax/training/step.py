@@ -210,7 +210,7 @@ class Trainer:
         self.graph, shapes = nnx.eval_shape(lambda: params(0))
         shapes = nnx.as_pure(shapes)
         self.shapes = shapes
-        weights = sharding.parameter_shardings(shapes, mesh)
+        weights = sharding.parameter_shardings(shapes, mesh, model)
         replicated = NamedSharding(mesh, PartitionSpec())
         moments = sharding.optimizer_shardings(tx, shapes, weights, mesh)
         self.shardings = State(weights, moments, replicated, replicated, replicated)

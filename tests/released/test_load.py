@@ -98,7 +98,7 @@ def test_types_and_devices_are_those_that_are_asked_for():
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, model=2), jax.devices()[:8])
     model = load.model(checkpoint, mesh=mesh)
     params, whole = (nnx.as_pure(nnx.state(m, nnx.Param)) for m in (model, plain))
-    places = sharding.parameter_shardings(params, mesh)
+    places = sharding.parameter_shardings(params, mesh, model.config)
     assert not places["blocks"][0]["mlp"]["up"]["kernel"].is_fully_replicated
     jax.tree.map(lambda x, place: x.sharding == place or pytest.fail(str(x)), params, places)
     jax.tree.map(np.testing.assert_array_equal, params, whole)
