@@ -23,7 +23,8 @@ NAIVE = "../tests/test_naive.py"  # seen from the page
 KERNELS = re.compile(r"(?<=<!-- kernels: begin -->\n).*?(?=<!-- kernels: end -->)", re.DOTALL)
 PLATFORMS, LENGTHS = ("gpu", "tpu"), (2048, 4096)  # of the table of kernels
 FIGURES = facts.ROOT / "docs" / "figures" / "encodings"
-HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
+HEAD = ("scheme", "source", "enters at", "functions", "parameters", "beyond training", "engines")
+HEAD += ("oracle",)
 # Oracles that are not models of transformers.
 PACKAGES = {
     "torch": "PyTorch",
@@ -39,9 +40,11 @@ INTRO = """\
 
 *Written by `python -m tools.encoding_docs` from the docstrings, tests and declarations of schemes.*
 
-The table compares all schemes. *Parameters*: of the model + of each layer, for width 512 and 8
-heads of 64. *Beyond training*: at positions or distances not seen in training, by construction.
-*Oracle*: the model in Hugging Face transformers, or the library, that the scheme is tested against.
+The table compares all schemes. *Functions*: which of `encoding.embed`, `pe_jax.rotate` and
+`pe_jax.bias` give all of it to an attention of your own; – if only `pe_jax.attention` has it.
+*Parameters*: of the model + of each layer, for width 512 and 8 heads of 64. *Beyond training*: at
+positions or distances not seen in training, by construction. *Oracle*: the model in Hugging Face
+transformers, or the library, that the scheme is tested against.
 """
 
 COMBINE = """\
@@ -99,6 +102,7 @@ def row(name: str, kind: type[Encoding]) -> list[str]:
         f"[`{name}`](#{name})",
         _source(kind),
         facts.enters(scheme),
+        facts.functions(scheme),
         f"{model:,} + {layer:,}",
         facts.beyond(scheme),
         ", ".join(some) or "–",
@@ -200,6 +204,7 @@ def section(name: str, kind: type[Encoding]) -> str:
             f"**{title}** {text}"
             for title, text in {
                 "Enters at": facts.enters(kind()),
+                "functions": facts.functions(kind()),
                 "parameters": f"{model:,} + {layer:,}",
                 "beyond training": facts.beyond(kind()),
                 "runs": ", ".join(facts.engines(name)),

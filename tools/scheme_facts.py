@@ -60,6 +60,15 @@ def enters(scheme: Encoding) -> str:
     return ", ".join(dict.fromkeys(entries)) or "nowhere"
 
 
+def functions(scheme: Encoding) -> str:
+    """The functions that give all of the scheme to another attention; – if there are none."""
+    parts = pe_jax.decompose(scheme)
+    if parts.others:
+        return "–"
+    names = {"embed": parts.embedded, "rotate": bool(parts.rotated), "bias": parts.bias}
+    return ", ".join(f"`{name}`" for name, used in names.items() if used) or "none needed"
+
+
 def sizes(scheme: Encoding) -> tuple[int, int]:
     """Numbers of parameters for `DIMS`: of the model, and of each layer."""
 
