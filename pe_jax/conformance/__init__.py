@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pe_jax.conformance import attention, decoding, frequencies, probes
+from pe_jax.conformance import attention, decoding, frequencies, probes, sight
 from pe_jax.conformance.attention_reader import read_attention
 from pe_jax.conformance.claims import declared
 from pe_jax.conformance.report import Report, Row
@@ -90,7 +90,7 @@ def check(
             decoding.decoding(subject, start, step)
         else:
             subject.add("decode", "skipped", "no start and step")
-        probes.sight(subject, claims, hidden)
+        sight.probe(subject, claims, hidden)
         frequencies.probe(subject, claims, absolute)
     else:
         subject.add("repeatable", "broken", "the same call differs: is dropout on?")

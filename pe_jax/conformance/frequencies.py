@@ -132,13 +132,13 @@ def probe(subject: Subject, claims: Declared, absolute: bool | None) -> None:
             if r.scaling is not None:
                 readings["scaling is not applied"] = share(changed(i, scaling=None))
             readings |= {f"base {b:g}": share(changed(i, base=b)) for b in BASES if b != r.base}
-    if min(left, *readings.values()) > EXPLAINED:
+    if min([left, *readings.values()]) > EXPLAINED:
         for i in range(len(rotations)):
             base = scan(subject, lambda b, i=i: changed(i, base=b), farthest)
             readings[f"base {base:.4g}"] = share(changed(i, base=base))
-    best = min(readings, key=readings.__getitem__)
+    best = min(readings, key=readings.__getitem__, default="")
     sure = EXPLAINED if left > EXPLAINED else 1e-3  # fewer channels explain less
-    bad = readings[best] < min(sure, left / 10)
+    bad = readings.get(best, 1.0) < min(sure, left / 10)
     words = f"declared leaves {left:.1g}" + (f", {best} {readings[best]:.1g}" if bad else "")
     verdict = "broken" if bad else "held" if left < EXPLAINED else "blind"
     subject.add("frequencies", verdict, words)

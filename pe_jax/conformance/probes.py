@@ -1,15 +1,12 @@
-"""Laws that a whole row shows: shifts, padding, packing, and what each token sees.
+"""Laws that a whole row shows: absolute or relative, shifts, padding, packing.
 
-Each probe adds rows to the subject. T tokens, V vocabulary, L layers or 1, S changed tokens.
+Each probe adds rows to the subject. T tokens, V vocabulary.
 """
-
-import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 
 from pe_jax.conformance.claims import Declared
-from pe_jax.conformance.subject import Subject, array
+from pe_jax.conformance.subject import Subject
 
 FAR = 2**16
 PADDING = 5
@@ -132,89 +129,3 @@ def packing(subject: Subject) -> None:
     alone = np.concatenate([subject.y, subject(other)], 1)
     cause = "documents see each other, or positions go on"
     subject.judge("packed", np.abs(y - alone).max((0, 2)), cause)
-
-
-def sight(subject: Subject, claims: Declared, hidden: Callable | None) -> None:
-    """What each token sees: nothing later, nothing beyond the window, all that is within.
-
-    A token of one row is changed. The other row shows what that does to numbers by itself, where
-    rows share experts.
-    """
-    n, states = subject.length, hidden or (lambda tokens: [subject.model(tokens)])
-    base = [array(h) for h in states(subject.x)]
-    base = base if hidden is None else base[1:]
-    sources = sorted({0, 1, n // 6, n // 3, n // 2, n - 3, n - 1})
-    seen = np.zeros((len(base), len(sources), n), bool)
-    for _ in range(2):
-        for i, source in enumerate(sources):
-            x = subject.x.copy()
-            x[0, source] = subject.other(x[0, source : source + 1])[0]
-            new = [array(h) for h in states(x)][-len(base) :]
-            diff = [np.abs(a - b).max(-1) for a, b in zip(new, base, strict=True)]
-            seen[:, i] |= np.array([d[0] > 2 * d[1].max() for d in diff])
-            subject.calls += 1
-    if all(layer.causal for layer in claims.layers):
-        _future(subject, seen[-1], sources)
-        half = subject(subject.x[:, : n // 2])
-        diff = np.abs(half - subject.y[:, : n // 2]).max((0, 2))
-        subject.judge("prefix = row", diff, "a longer row changes its start")
-    lookback = np.array([[np.flatnonzero(t)[-1:].sum() for t in layer] for layer in seen])
-    lookback -= np.array(sources)
-    ends = n - 1 - np.array(sources)
-    far = [f"{b.max()} back" if (b < ends)[2:-2].any() else "all" for b in lookback]
-    words = f"sees {far[-1]}" if hidden is None else f"layers see {', '.join(far)}"
-    if not claims.plain:
-        return subject.add("window", "note", words)
-    if hidden is not None and len(seen) != len(claims.layers):
-        fix = f"the config has {len(claims.layers)}; give the embedding's and each layer's"
-        raise ValueError(f"hidden gives the states after {len(seen)} layers: {fix}")
-    _window(subject, claims, seen, sources, words)
-
-
-def _future(subject: Subject, seen: np.ndarray, sources: list[int]) -> None:
-    """No later token is seen: bool [S, T], of the sources."""
-    early = [(s - t, t) for s, row in zip(sources, seen, strict=True) for t in np.flatnonzero(row)]
-    ahead = [(distance, t) for distance, t in early if distance > 0]
-    if not ahead:
-        return subject.add("causal", "blind" if subject.blind else "held")
-    first = f"token {min(t for _, t in ahead)}"
-    words = f"sees up to {max(d for d, _ in ahead)} tokens ahead"
-    subject.add("causal", "broken", words, first)
-
-
-def _window(
-    subject: Subject, claims: Declared, seen: np.ndarray, sources: list[int], words: str
-) -> None:
-    """What is seen, bool [L, S, T], is what the config lets be seen, or what another window does.
-
-    That less is seen is a fault only where a smaller window explains all of it: a weight can be too
-    small to make a difference.
-    """
-    n, layers = subject.length, claims.layers
-    later = np.arange(n) >= np.array(sources)[:, None]
-
-    def wanted(windows: list, chunks: list) -> np.ndarray:
-        fields = zip(layers, windows, chunks, strict=True)
-        own = [dataclasses.replace(x, window=w, chunk=c) for x, w, c in fields]
-        whole = dataclasses.replace(claims, layers=tuple(own)).visible(n)
-        return np.stack(whole[-len(seen) :])[:, :, sources].swapaxes(1, 2) & later
-
-    windows: list = [x.window for x in layers]
-    chunks: list = [x.chunk for x in layers]
-    want, seen = wanted(windows, chunks), seen & later
-    if (want == seen).all():
-        hides = [w is not None and w < n for w in (*windows, *chunks)]
-        hidden = any(hides) and (want[-1] == later).all() and len(seen) == 1
-        return subject.add("window", "blind" if hidden else "held" if any(hides) else "note", words)
-    readings: dict[str, tuple] = {"no window": ([None] * len(layers), chunks)}
-    for size in range(1, n):
-        readings[f"windows of {size}"] = [w and size for w in windows], chunks
-        readings[f"chunks of {size}"] = windows, [c and size for c in chunks]
-        readings[f"a window of {size} in every layer"] = [size] * len(layers), chunks
-    reading = next((name for name, x in readings.items() if (wanted(*x) == seen).all()), "")
-    beyond = (seen & ~want).any()
-    told = dict.fromkeys(f"{w or c or 'none'}" for w, c in zip(windows, chunks, strict=True))
-    cause = f"reads {reading or words}; declared {', '.join(told)}"
-    layer = int(np.argwhere(seen != want)[0, 0])
-    first = f"layer {layer}" if len(seen) > 1 else ""
-    subject.add("window", "broken" if beyond or reading else "note", cause, first)
