@@ -283,3 +283,13 @@ def test_a_cache_takes_floats_from_the_first_ones_on(name):
     given = {"encoding": encoding, "params": util.random_params(encoding), "dims": DIMS}
     with pytest.raises(ValueError, match="is not exact in float32"):
         cache.extend(past, *new, np.array([[FAR]]), **given)
+
+
+def test_sizes_and_no_parameters_are_inferred_as_attention_infers_them():
+    qkv, held = util.inputs(6), cache.empty(pe_jax.make("rope"), B, 8, DIMS)
+    out, _ = cache.extend(held, *qkv, encoding="rope")
+    assert_close(out, pe_jax.attention(*qkv, encoding="rope"), 1e-6)
+    with pytest.raises(ValueError, match=r"T5 needs parameters|params=None"):
+        cache.extend(cache.empty(pe_jax.make("t5"), B, 8, DIMS), *qkv, encoding="t5")
+    with pytest.raises(ValueError, match=r"cache\.k=.* RoPE needs"):
+        cache.extend(held, *[x[..., :4] for x in qkv], encoding="rope")

@@ -111,6 +111,8 @@ def test_layers_share_one_table_and_train_it():
     assert len(paths) == 1  # of two layers
     grads = nnx.grad(lambda model: (model(*qkv)[0] ** 2).sum())(model)
     assert np.abs(jax.tree.leaves(grads)[0]).max() > 0
+    (axes,) = jax.tree.leaves(model.first.logical_axes())
+    assert axes == jax.sharding.PartitionSpec("heads", None)
     layers, variables = linen_variables("t5")
     (table,) = jax.tree.leaves(variables)
     (grad,) = jax.tree.leaves(jax.grad(lambda p: (layers.apply(p, *qkv)[0] ** 2).sum())(variables))

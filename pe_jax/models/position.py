@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Dims
+from pe_jax.encodings.base import Dims, Params
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
@@ -35,6 +35,10 @@ class PositionMethods:
     def embed(self, x: jax.Array, positions: Any) -> jax.Array:
         """The input [B, T, D] of the first layer, with what the scheme adds at positions [T]."""
         return self.encoding.embed(self.params, x, positions)
+
+    def logical_axes(self) -> Params:
+        """The logical axes of each parameter (`Encoding.logical_axes`): rules lay them on a mesh."""
+        return self.encoding.logical_axes(self.dims)
 
     def __call__(
         self,

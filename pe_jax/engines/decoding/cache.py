@@ -164,9 +164,9 @@ def extend(
     positions=None,
     *,
     x: jax.Array | None = None,
-    encoding: Encoding,
-    params: Params,
-    dims: Dims,
+    encoding: Encoding | str,
+    params: Params | None = None,
+    dims: Dims | None = None,
     terms: tuple[kinds.Term, ...] = (),
     segments=None,
     mask: Any = None,
@@ -205,13 +205,15 @@ def extend(
         trace a token beyond the length that was set gives NaN.
     """
     layer = encoding_checks.layer(encoding, window, sinks)
-    require_dims(dims)
+    if dims is not None:
+        require_dims(dims)
     sizes = checks.sizes(q, k, v, batch="B")
+    given, dims = dims, checks.dims(None, sizes, x) if dims is None else dims
     _check_layout(cache, layer.encoding, dims)
     if cache.ring is not None and (layer.span, layer.sinks) != cache.ring:
         need = "the cache keeps what {} and {} need".format(*cache.ring)
         refuse("window, sinks", (layer.span, layer.sinks), f"{need}; pass what it was made with")
-    checks.dims(dims, sizes)
+    checks.dims(given, sizes)
     if sizes.queries != sizes.keys:
         raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass the same number of tokens")
     result = jax.ShapeDtypeStruct((*q.shape[:3], sizes.value_width), q.dtype)
