@@ -86,6 +86,7 @@ browser: .venv/ready-browser  # needs Chromium or Chrome of the system: apt-get 
 	$(BIN)/pytest -m browser tests/reporting
 
 oracles: .venv/ready-oracles
+	$(PIP) install --no-deps --requirement tests/oracles/no_deps.txt
 	$(BIN)/pytest -n auto -m oracles tests/oracles tests/released tests/test_examples.py
 
 # On a machine with an NVIDIA GPU, in nine minutes: are the kernels right there, and how fast? With

@@ -1,4 +1,4 @@
-"""What the models of plain_jax.py, linen.py and nnx.py share: a task, training, and a report.
+"""What the models of plain_jax.py, nnx.py and borrow/ share: a task, training, and a report.
 
 The task is to repeat the token that came three positions before: position is all that matters. A
 guess among the eight tokens costs 2.08 nats per token.
@@ -27,9 +27,16 @@ def loss(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     return cross_entropy(logits[:, BACK:], tokens[:, :-BACK]).mean()
 
 
-def train(model: Callable, weights: Any) -> tuple[Any, jax.Array]:
-    """Weights after Adam's steps, and the loss of each, for a function of weights and tokens."""
-    optimizer = optax.adam(RATE)
+def train(model: Callable, weights: Any, data: Any = None, loss: Callable = loss) -> tuple:
+    """Weights after Adam's steps, and the loss of each.
+
+    Args:
+      model: from weights and a batch to logits.
+      weights: of which it starts.
+      data: the batches, stacked; None: random tokens.
+      loss: of logits and a batch.
+    """
+    optimizer, data = optax.adam(RATE), batches() if data is None else data
 
     def step(carry, tokens):
         weights, state = carry
@@ -37,7 +44,7 @@ def train(model: Callable, weights: Any) -> tuple[Any, jax.Array]:
         updates, state = optimizer.update(grads, state)
         return (optax.apply_updates(weights, updates), state), value
 
-    scan = jax.jit(lambda carry: jax.lax.scan(step, carry, batches()))
+    scan = jax.jit(lambda carry: jax.lax.scan(step, carry, data))
     (weights, _), losses = scan((weights, optimizer.init(weights)))
     return weights, losses
 

@@ -13,7 +13,7 @@ Parameters train if they belong to the model. In NNX they do if the leaves are `
     layer = self.param("layer", encoding.init_layer, dims)
     fn = adapters.attention_fn(encoding, pe_jax.Params(shared, layer), causal=True)
 
-`examples/linen.py` and `examples/nnx.py` train both.
+`examples/borrow/flax_lm1b.py` and `examples/nnx.py` train both.
 B batch (any number of axes), T queries, S keys, H query heads, K key heads, E head width.
 """
 

@@ -1,6 +1,6 @@
 """Rewrites the golden files: `python -m tests.oracles.write`.
 
-It needs the extra `oracles`, and timm, installed with --no-deps.
+It needs the extra `oracles`, and tests/oracles/no_deps.txt, installed with --no-deps.
 """
 
 from tests.oracles import live, replay
