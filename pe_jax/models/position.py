@@ -37,7 +37,7 @@ class PositionMethods:
         return self.encoding.embed(self.params, x, positions)
 
     def logical_axes(self) -> Params:
-        """The logical axes of each parameter (`Encoding.logical_axes`): rules lay them on a mesh."""
+        """The logical axes of each parameter, as `Encoding.logical_axes` names them."""
         return self.encoding.logical_axes(self.dims)
 
     def __call__(
