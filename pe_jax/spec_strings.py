@@ -155,7 +155,9 @@ def build(kind: str, table: Mapping[str, type], name: str, fields: Mapping[str, 
     if not isinstance(name, str):
         raise TypeError(f"{kind}={shown(name, 80)}: pass a name, such as {next(iter(table))!r}")
     if name not in table:
-        raise ConfigError(f"{kind} {shown(name, 80)} is unknown; {_suggestion(name, table)}")
+        own = f"; pe_jax.ENCODINGS[{name[:40]!r}] = its class registers your own"
+        own = own if kind == "encoding" else ""
+        raise ConfigError(f"{kind} {shown(name, 80)} is unknown; {_suggestion(name, table)}{own}")
     defaults = {f.name: f.default for f in dataclasses.fields(table[name])}
     for field in fields:
         if field not in defaults:

@@ -1,5 +1,6 @@
 """Where parameters live: every one of every model by a rule, and none in silence."""
 
+import dataclasses
 import functools
 
 import jax
@@ -120,3 +121,33 @@ def test_heads_of_encodings_lie_where_those_of_the_kernels_do(mesh):
     config, shapes = model("fox", False)
     own = sharding.parameter_shardings(shapes, mesh, config)["blocks"][0]["attention"]["params"]
     assert own["weight"].spec == P(None, None, "model") and own["bias"].spec == P(None, "model")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A device of a TPU, as far as a mesh is made of it."""
+
+    id: int
+    process_index: int
+    coords: tuple[int, int, int]
+    slice_index: int
+    core_on_chip: int = 0
+    platform: str = "tpu"
+    device_kind: str = "TPU v5 lite"
+
+
+def chips(slices):
+    places = [(s, x, y) for s in range(slices) for y in range(4) for x in range(4)]
+    return [Chip(i, i // 4, (x, y, 0), s) for i, (s, x, y) in enumerate(places)]
+
+
+@pytest.mark.parametrize("axes", [{"data": 2, "fsdp": 16}, {"fsdp": 8}, {"fsdp": 4, "model": 2}])
+def test_slices_share_the_axis_of_data_alone(axes, monkeypatch):
+    monkeypatch.setattr(sharding, "Mesh", lambda grid, *_, **__: grid)  # of stand-ins
+    grid = sharding.make_mesh(MeshConfig(**axes), chips(2))
+    assert grid.size == 32 and {chip.slice_index for chip in grid.flat} == {0, 1}
+    for part in grid:
+        assert len({chip.slice_index for chip in part.flat}) == 1
+    with pytest.raises(ValueError, match=r"mesh\.data=3: its devices are in 2 slices; pass a mult"):
+        sharding.make_mesh(MeshConfig(data=3, fsdp=8), [*chips(1), *chips(2)[16:24]])
+    assert sharding.make_mesh(MeshConfig(data=1, fsdp=16), chips(1)).size == 16

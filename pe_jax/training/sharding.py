@@ -45,10 +45,11 @@ LOGICAL = (  # path of a parameter → its logical axes; () is replicated
 
 
 def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
-    """A mesh over all devices.
+    """A mesh over all devices. Slices of a TPU share the axis `data`; other axes lie inside of one.
 
     Raises:
-      ConfigError: the axes' product is not the device count, naming what would fit.
+      ConfigError: the axes' product is not the device count, naming what would fit; slices that do
+        not divide `data`.
     """
     devices = jax.devices() if devices is None else devices
     sizes = {axis: getattr(config, axis) for axis in AXES}
@@ -64,9 +65,18 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
         )
     for axis in fill:
         sizes[axis] = len(devices) // fixed
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if sizes["data"] % slices:
+        fix = f"its devices are in {slices} slices; pass a multiple of that, or use one slice"
+        raise ConfigError(f"mesh.data={sizes['data']}: {fix}")
     # A mesh axis of 4 does not divide a torus of 8 × 8 × 16 chips: a physical axis may be split.
-    shape = tuple(sizes.values())
-    grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    split = {"allow_split_physical_axes": True}
+    if slices == 1:
+        grid = mesh_utils.create_device_mesh(tuple(sizes.values()), devices, **split)
+    else:
+        inside = tuple((sizes | {"data": sizes["data"] // slices}).values())
+        between = (slices, *(1,) * (len(sizes) - 1))
+        grid = mesh_utils.create_hybrid_device_mesh(inside, between, devices, **split)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

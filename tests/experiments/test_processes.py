@@ -209,6 +209,23 @@ def test_only_the_message_that_there_is_no_cluster_is_passed_over(monkeypatch):
     assert len(calls) == 3
 
 
+def test_a_detector_that_fails_is_named_with_what_to_pass(monkeypatch):
+    """As that of Kubernetes does in a pod without a token, which every pod looks like to it."""
+
+    class ConfigException(Exception):
+        pass
+
+    def initialize(*args, **kwargs):
+        raise ConfigException("Service token file does not exist.\nmore")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    said = r"detected .*: ConfigException: Service token file does not exist\.; pass --nodetect"
+    with pytest.raises(OSError, match=said):
+        distributed.connect(None, None, None)
+    with pytest.raises(ConfigException):  # it was told where to connect: its own error
+        distributed.connect("here:1", 2, 0)
+
+
 def ports(monkeypatch, detect=True, **variables) -> list[str | None]:
     """The ports that processes connect at, under SLURM or MPI with these variables."""
     found = []

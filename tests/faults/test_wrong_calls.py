@@ -344,7 +344,6 @@ CACHE: Calls = [
     (extend(cache.empty(FOX, B, 8, DIMS)), "cache.states=", "RoPE needs", "empty was given"),
     (extend(encoding=FOX, params=util.random_params(FOX), x=X), "cache.states=", "FoX needs"),
     (extend(cache.empty(ROPE, B, 8, pe_jax.Dims(32, 4, 4, 8))), "cache.k=(2, 4, 8, 8)"),
-    (extend(dims=None), "dims=None: pass pe_jax.Dims("),
     (extend(encoding="rope,t5"), "encoding='rope,t5': it has 2 layers"),
     (extend(q=Q.tolist()), "q=[[[", "is a list; pass an array"),
     (extend(q=np.ones(Q.shape, int)), "q has dtype int64"),

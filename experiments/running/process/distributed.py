@@ -70,7 +70,8 @@ def connect(
 
     Raises:
       ConfigError: some flags, but not all; a cluster's variables that contradict each other.
-      OSError: some processes did not connect.
+      OSError: some processes did not connect; a cluster that JAX detected, as by a variable that
+        every pod of Kubernetes has, cannot be asked.
     """
     values = coordinator, processes, process
     initialize = functools.partial(
@@ -98,6 +99,13 @@ def connect(
         fix = "; pass --nodetect if it is to run alone" if missing else ""
         text = f"not all processes came within {CONNECT_SECONDS} s: {reason}{fix}"
         raise OSError(text) from error
+    except Exception as error:  # of a detector, which asks a cluster's own library
+        if not missing:
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        fix = "pass --nodetect if it is to run alone, or --" + ", --".join(FLAG_NAMES)
+        text = f"a cluster was detected and does not answer: {type(error).__name__}: {reason}"
+        raise OSError(f"{text}; {fix}") from error
 
 
 def _choose_port() -> None:
