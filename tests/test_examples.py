@@ -32,9 +32,9 @@ OTHERS = {
 }
 # The scheme of each model of others, and what its own package is installed by.
 BORROWERS = {
-    "big_vision_vit": ("sinusoidal_2d(layout='tensor2tensor')", None),
+    "big_vision_vit": ("sinusoidal_2d(layout=tensor2tensor)", None),
     "bonsai_qwen3": ("rope(base=1e6)", None),
-    "flax_lm1b": ("sinusoidal(layout='tensor2tensor')", None),
+    "flax_lm1b": ("sinusoidal(layout=tensor2tensor)", None),
     "gemma3": ("rope(base={base})", "gemma"),
     "tunix_llama3": ("rope(base=1e6)", "tunix"),
 }

@@ -53,4 +53,4 @@ def loss(logits, batch):
 
 
 if __name__ == "__main__":
-    common.show(build, "sinusoidal_2d(layout='tensor2tensor')", "rope_2d", pairs(), loss)
+    common.show(build, "sinusoidal_2d(layout=tensor2tensor)", "rope_2d", pairs(), loss)

@@ -52,4 +52,4 @@ def build(scheme):
 
 
 if __name__ == "__main__":
-    common.show(build, "sinusoidal(layout='tensor2tensor')", "t5")
+    common.show(build, "sinusoidal(layout=tensor2tensor)", "t5")
