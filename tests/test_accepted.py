@@ -165,6 +165,9 @@ def test_without_positions_in_the_scheme_lengths_may_differ():
         fn = adapters.attention_fn(spec, **options)
         repeat = functools.partial(jnp.repeat, repeats=H // K, axis=2)
         assert_close(fn(q, repeat(k), repeat(v)), theirs)
+    packed = adapters.attention_fn("nope", causal=False, segments=np.zeros(7, int))
+    with pytest.raises(ValueError, match="pass positions and q_positions"):
+        packed(q, repeat(k), repeat(v))
     for options in ({"encoding": "rope"}, {"mask": pe_jax.masks.prefix(2)}):
         with pytest.raises(ValueError, match="pass q_positions and k_positions"):
             pe_jax.attention(q, k, v, causal=False, **options)

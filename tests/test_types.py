@@ -70,6 +70,14 @@ def by_name(q: jax.Array) -> jax.Array:
     return pe_jax.attention(q, q, q, encoding="rope") + fn(q, q, q)
 
 
+def parts(q: jax.Array, table: nnx.Param[jax.Array]) -> jax.Array:
+    at, params = jnp.arange(4), {"table": table}
+    q, k = pe_jax.rotate("t5+rope", q, q, at)
+    bias = pe_jax.bias("t5", at, at, params, dims=DIMS)
+    scale = pe_jax.decompose("t5", DIMS).scale
+    return jax.nn.dot_product_attention(q, k, q, bias=bias, scale=scale)
+
+
 def own_terms(q: jax.Array, logits: jax.Array) -> jax.Array:
     return pe_jax.attention(q, q, q, terms=(pe_jax.Sink(logits),), logit_cap=30.0)
 """
@@ -83,7 +91,7 @@ encoding = pe_jax.make("rope")
 WRONG = """
 pe_jax.attention(q, q, q, causal="yes")
 pe_jax.attention(q, q, q, encoding=3)
-pe_jax.attention(q, q, q, params={})
+pe_jax.attention(q, q, q, params=())
 pe_jax.attention(q, q, q, window=2.5)
 pe_jax.attention(q, q)
 pe_jax.make(3)

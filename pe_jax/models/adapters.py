@@ -253,8 +253,9 @@ class AttentionFn:
             require(self.segments is None, "segments", "…", fix)
             return {"causal": False, "q_positions": q_pos, "k_positions": k_pos}
         if queries != 1 or mask is None:
-            terms = self.encoding, self.dims or SIZES, (), None
-            if not (causal or self.segments or encoding_checks.reads_positions(*terms)):
+            asked = self.encoding, self.dims or SIZES, (), None
+            plain = self.segments is None and not encoding_checks.reads_positions(*asked)
+            if plain and not causal:
                 return {"causal": False}
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass positions and q_positions (a step"
