@@ -188,22 +188,42 @@ def test_a_cap_of_zero_is_none():
         pe_jax.attention(*QKV, logit_cap=False)
 
 
-@pytest.mark.parametrize("encoding", [pe_jax.make("rope"), T5, NTK.at_length(T)], ids=str)
+XPOS, TUPE = pe_jax.make("xpos"), pe_jax.make("tupe", length=T)  # neither is defined there
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [pe_jax.make("rope"), T5, NTK.at_length(T), XPOS, TUPE],
+    ids=lambda e: type(e).__name__,
+)
 def test_padding_may_be_at_position_2_to_the_30(encoding):
     segments = np.where(np.arange(T) < T - 5, 0, -1) * np.ones((B, 1), int)
     places = np.where(segments < 0, 2**30, np.arange(T))
-    attend = functools.partial(
-        *(pe_jax.attention, *QKV), encoding=encoding, params=random_params(encoding, DIMS)
-    )
-    want = attend(q_segments=segments, q_positions=np.arange(T))
-    assert_close(attend(q_segments=segments, q_positions=places), want)
-    assert_close(jit(lambda at: attend(q_segments=segments, q_positions=at))(places), want)
+    params = random_params(encoding, DIMS)
+
+    def attend(at, params=params, segments=segments):
+        options = {"encoding": encoding, "params": params, "q_segments": segments}
+        return pe_jax.attention(*QKV, q_positions=at, **options)
+
+    want = attend(np.arange(T))
+    assert_close(attend(places), want)
+    both = jit(lambda at: jax.vjp(lambda params: attend(at, params), params))
+    (out, pull), (_, known) = both(places), both(np.arange(T))
+    assert_close(out, want)
+    assert_close(pull(out), known(out))
     for wrong in (2**30 + 1, -(2**30)):
-        with pytest.raises(ValueError, match="keep .position. below|at_length"):
-            attend(q_positions=np.where(segments < 0, wrong, np.arange(T)))
+        with pytest.raises(ValueError, match="keep .position. below|at_length|outside"):
+            attend(np.where(segments < 0, wrong, np.arange(T)))
 
 
-def test_a_rotation_leaves_padding_unchecked():
+def test_padding_is_embedded_and_rotated_unchecked():
+    learned, at = pe_jax.make("learned", length=T), np.r_[: T - 1, 2**30]
+    params, x = random_params(learned, DIMS), noise(B, T, DIMS.width)
+    want = learned.embed(params, x, np.arange(T))[:, :-1]
+    for embed in (learned.embed, jit(learned.embed)):
+        got = embed(params, x, at)
+        assert_close(got[:, :-1], want, 0)
+        assert np.isfinite(got).all()
     places, theta = np.r_[: T - 1, 2**30], rope.frequencies(E)
     turned, want = (rope.rotate(QKV[0], at, theta) for at in (places, np.arange(T)))
     assert_close(turned[:, :-1], want[:, :-1], 0)

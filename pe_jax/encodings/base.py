@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 
 from pe_jax.encodings.terms import Input, Term
 from pe_jax.numerics.arrays import align, require_array, require_key
+from pe_jax.numerics.position_arrays import padding_at_zero
 from pe_jax.validation import PlainFields, is_int, require, shown
 
 
@@ -205,6 +206,7 @@ class Encoding(PlainFields):
             return x
         require_array("x", x, 2)
         self._check_positions(positions, x.shape[:-1])
+        positions = padding_at_zero(positions)
         for term in terms:
             added = term.fn(term.arrays, positions, x.shape[-1])
             fix = f"the parameters are for width {added.shape[-1]}"

@@ -28,7 +28,7 @@ from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.engines.tiled import Tiled
 from pe_jax.numerics.arrays import require_array, require_key
-from pe_jax.numerics.position_arrays import as_positions, check_near, concrete
+from pe_jax.numerics.position_arrays import as_positions, check_near, concrete, padding_at_zero
 from pe_jax.validation import is_real, refuse, require, require_bool, shown
 
 AXES = " (q, k and v have axes [*B, T, H, E]: are heads and tokens swapped?)"
@@ -256,7 +256,7 @@ def positions_of(
         x = x[0]
     shape(name, x, (rows[-1], *tail), (*rows, *tail), hint=hint)
     check_near(x, name)
-    return jax.lax.stop_gradient(x)
+    return jax.lax.stop_gradient(padding_at_zero(x))
 
 
 def segments(sizes: Sizes, q_segments, k_segments, q_lengths, k_lengths) -> tuple[Any, Any]:

@@ -157,9 +157,8 @@ def rotate(
             at, state = places[of_keys], states[of_keys]
             vectors = pipeline.rotate(made.terms, side, jnp.asarray(vectors), at, state)
             if valid is not None and concrete(at) is None:
-                past = pipeline.past(at, valid)
-                past = past if made.encoding.claims.axes == 1 else past.any(-1)
-                vectors = jnp.where(past[..., None, None], jnp.nan, vectors)
+                at = at if made.encoding.claims.axes == 1 else at.max(-1)
+                vectors = jnp.where((at >= valid)[..., None, None], jnp.nan, vectors)
             result.append(vectors)
     return tuple(result)
 

@@ -23,7 +23,7 @@ from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines import checks, encoding_checks
 from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.engines.sharded.layout import Contiguous
-from pe_jax.numerics.position_arrays import PADDING, concrete
+from pe_jax.numerics.position_arrays import concrete
 
 
 class Prepared(NamedTuple):
@@ -175,19 +175,13 @@ def finish(
     if valid is not None and any(concrete(side.positions) is None for side in sides):
         rows: Any = False  # known positions were refused before; padding does not count
         for side in sides:
-            beyond = past(side.positions, valid)
-            beyond = beyond.reshape(*side.positions.shape[:2], -1).any(-1)
+            beyond = (side.positions >= valid).reshape(*side.positions.shape[:2], -1).any(-1)
             beyond = beyond if side.segments is None else beyond & (side.segments >= 0)
             rows |= beyond.any(-1)[:, None, None, None]
         out, lse = jax.tree.map(lambda x: jnp.where(rows, jnp.nan, x), (out, lse))
     out = jnp.swapaxes(out, 1, 2).reshape(*like.shape[:-1], -1).astype(like.dtype)
     out = rotate(call.terms, "out", out, positions, call.q.states, lengths)
     return out, jnp.swapaxes(lse, 1, 2).reshape(like.shape[:-1]) if call.spec.lse else None
-
-
-def past(positions: jax.Array, valid: int) -> jax.Array:
-    """Which positions [*n] are beyond the length that an encoding is set for: bool [*n]."""
-    return (positions >= valid) & (positions != PADDING)
 
 
 @functools.partial(jax.jit, inline=True)

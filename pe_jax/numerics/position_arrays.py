@@ -8,7 +8,7 @@ import numpy as np
 from pe_jax.validation import shown
 
 EXACT = 2**24  # float32 holds every integer up to here; above, neighbouring positions collide
-PADDING = 2**30  # a position by which code bases mark padding: no check is for it
+PADDING = 2**30  # a position by which code bases mark padding
 
 
 def concrete(x) -> np.ndarray | None:
@@ -52,6 +52,15 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
     allowed = "integers or float32" if real else "integers"
     note = " (half precision merges positions)" * (dtype in (jnp.float16, jnp.bfloat16))
     raise TypeError(f"{name} has dtype {dtype}; pass {allowed}{note}")
+
+
+def padding_at_zero(positions):
+    """The positions with 0 for `PADDING`, where a table or a power may have no value."""
+    values = concrete(positions)
+    if values is not None and not (values == PADDING).any():
+        return positions
+    positions = jnp.asarray(positions)
+    return jnp.where(positions == PADDING, 0, positions)
 
 
 def check_exact(positions, name: str = "positions") -> None:

@@ -1,5 +1,6 @@
 """Laws of `pe_jax.rotate`, `bias` and `decompose`: plain attention with them is `attention`."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,13 +9,28 @@ import numpy as np
 import pytest
 
 import pe_jax
+from pe_jax.encodings.rope import RoPE
 from pe_jax.engines.mask import allowed
 from tests import util
 from tests.contract.laws import each
 from tests.util import DIMS, B, H, K, T, assert_close, contiguous, flat
 
 NONE = pe_jax.Params({}, {})
-PARTS = {c: pe_jax.decompose(c.encoding, DIMS) for c in util.CASES}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shifted(RoPE):
+    """RoPE of queries plus a learned vector; no scheme of the package has both and no more."""
+
+    def init_layer(self, key, dims):
+        return {"u": jnp.zeros((dims.heads, dims.head_dim))}
+
+    def terms(self, params, dims):
+        return (pe_jax.QueryBias(params.layer["u"]), *super().terms(params, dims))
+
+
+CASES = [*util.CASES, util.Case("shifted", Shifted())]
+PARTS = {c: pe_jax.decompose(c.encoding, DIMS) for c in CASES}
 WHOLE = [c for c, parts in PARTS.items() if not parts.others]
 OF_POSITIONS = [c for c in WHOLE if not PARTS[c].reads_input]
 NTK = "rope(scaling=dynamic_ntk(factor=2, original_length=4))"
