@@ -487,7 +487,7 @@ def _booleans(mask: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     if known is None:
         fits = jnp.all((mask == 0) | (mask == 1)) & jnp.any(mask != 0)
         doubt = jnp.where(fits, 0.0, jnp.nan)
-        return mask.astype(bool) | ~fits, jnp.broadcast_to(doubt, (len(mask), 1, 1, 1))
+        return mask.astype(bool) | ~fits, jnp.broadcast_to(doubt, (mask.shape[0], 1, 1, 1))
     other = known[(known != 0) & (known != 1)]
     if other.size or (known.size and not known.any()):
         worst = other.flat[0] if other.size else "zeros alone"

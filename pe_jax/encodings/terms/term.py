@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from pe_jax.validation import is_real, require, shown
