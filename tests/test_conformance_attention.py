@@ -4,6 +4,8 @@ B batch, T tokens, H heads, E head width, F frequencies.
 """
 
 import functools
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -123,3 +125,11 @@ def test_attention_needs_heads_and_a_config():
         conformance.check(lambda q, k, v: attend(q, k, v), "nope", head_dim=E)
     with pytest.raises(ValueError, match="pass that of one layer"):
         conformance.check(lambda q, k, v: attend(q, k, v), "nope,rope", heads=H, head_dim=E)
+
+
+def test_the_page_runs(capsys):
+    page = pathlib.Path(__file__).parents[1] / "docs" / "conformance.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    exec(block, {})
+    assert re.search(r"rotated +held +0\n", (text := capsys.readouterr().out))
+    assert text.endswith("0.3536\n")

@@ -84,10 +84,10 @@ def check(
         probes.shifts(subject, claims, absolute)
         if text is not None:
             probes.passage(subject, np.asarray(text))
-        probes.padding(subject)
+        probes.padding(subject, claims)
         probes.packing(subject)
         if start is not None and step is not None:
-            decoding.decoding(subject, start, step)
+            decoding.decoding(subject, claims, start, step)
         else:
             subject.add("decode", "skipped", "no start and step")
         sight.probe(subject, claims, hidden)

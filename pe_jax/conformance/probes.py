@@ -45,6 +45,8 @@ def shifts(subject: Subject, claims: Declared, absolute: bool | None) -> None:
     if "positions" not in subject.takes:
         return subject.add("shift", "skipped", "the model takes no positions")
     y = subject(subject.x, positions=subject.at)
+    if subject.first:
+        subject.add("first position", "note", f"the model calls it {subject.first}")
     subject.compare("0, 1, 2, …", y, "not what is used when none are passed", accuse=False)
     if subject.one_off == 0:
         bad = claims.plain and claims.reads
@@ -94,8 +96,8 @@ def passage(subject: Subject, text: np.ndarray) -> None:
     subject.add("loss by offset", "note", words)
 
 
-def padding(subject: Subject) -> None:
-    """A padded row is the row alone."""
+def padding(subject: Subject, claims: Declared) -> None:
+    """A padded row is the row alone; on the left, where a model could know its positions."""
     if "mask" not in subject.takes:
         return subject.add("padding", "skipped", "the model takes no mask")
     n = subject.length
@@ -110,7 +112,9 @@ def padding(subject: Subject) -> None:
         if side == "left" and subject.one_off and not subject.same(y, subject.y):
             counted = subject(subject.x, positions=subject.at + PADDING)
             cause = "padding is counted" if subject.same(y, counted) else cause
-        good = subject.compare(f"{side} padding", y, cause)
+        sure = side == "right" or not claims.absolute or "positions" in subject.takes
+        cause = cause if sure else "padding is counted: absolute, and the model takes no positions"
+        good = subject.compare(f"{side} padding", y, cause, accuse=sure)
         if side == "left" and good and subject.one_off:
             y = subject(x, mask=mask)[:, real]
             subject.compare("left, mask alone", y, "pass positions with it", accuse=False)

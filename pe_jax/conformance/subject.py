@@ -33,6 +33,7 @@ class Subject:
     Attributes:
       x: tokens, int32 [2, T]; y: their logits, float64 [2, T, V].
       at: the positions 0 … T - 1 of both rows, int [2, T].
+      first: what the model calls position 0 (RoBERTa 2): it is added to all positions.
       tol: the difference that rounding may make.
       one_off: what one position off does to the logits; 0 where positions are not read.
       unit: that, or what swapping two tokens does.
@@ -43,6 +44,7 @@ class Subject:
         self.model, self.vocab, self.length = model, vocab, length
         self.rng, self.takes, self.calls = np.random.default_rng(seed), taken(model), 0
         self.rows: list[Row] = []
+        self.first = 0
         self.x, self.at = self.draw(2, length), np.tile(np.arange(length), (2, 1))
         self.y, again = self(self.x), self(self.x)
         if self.y.ndim != 3 or self.y.shape[:2] != self.x.shape or not np.isfinite(self.y).all():
@@ -63,6 +65,8 @@ class Subject:
         half = length // 2
         swapped = self.x.copy()
         swapped[:, [half - 2, half - 1]] = self.other(self.x[:, [half - 1, half - 2]])
+        if "positions" in self.takes:
+            self.first = next((n for n in (0, 1, 2, 3) if self._begins_at(n)), 0)
         self.one_off = self.off(0)
         self.unit = self.one_off or np.abs(self(swapped) - self.y)[:, half:].max() or 1.0
         self.blind = self.unit < (2 if self.half else 5) * self.tol
@@ -86,8 +90,13 @@ class Subject:
         self.calls += 1
         if "positions" in inputs and "segments" not in inputs:
             inputs = {"mask": np.ones(np.shape(tokens)), **inputs}
+        if "positions" in inputs:
+            inputs["positions"] = inputs["positions"] + self.first
         given = {k: np.asarray(v, np.int32) for k, v in inputs.items() if k in self.takes}
         return array(self.model(np.ascontiguousarray(tokens, np.int32), **given))
+
+    def _begins_at(self, first: int) -> bool:
+        return self.same(self(self.x, positions=self.at + first), self.y)
 
     def off(self, start: int) -> float:
         """What one position off from the middle on does, at positions from `start` on."""
