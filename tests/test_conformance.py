@@ -23,7 +23,7 @@ NONE = -1e9
 class Settings(NamedTuple):
     """What a model computes, as arrays: all variants and faults share compiled programs.
 
-    Frequencies [L, F]; per layer the window [L], the chunk [L] and a sink's logit [L]; `sharpen`,
+    Frequencies [L, F]; per layer the window, chunk, first tokens and a sink's logit [L]; `sharpen`,
     the a of a temperature that begins at 16 tokens; `ahead`, how many later tokens are seen;
     flags: positions in bfloat16, documents that see each other, padding that is seen.
     """
@@ -31,6 +31,7 @@ class Settings(NamedTuple):
     theta: Any
     window: Any = np.full(LAYERS, 10**6)
     chunk: Any = np.full(LAYERS, 10**6)
+    first: Any = np.zeros(LAYERS)
     sink: Any = np.full(LAYERS, NONE)
     sharpen: Any = 0.0
     ahead: Any = 0
@@ -86,7 +87,11 @@ def run(settings, tokens, positions, index, documents, past):
         k, v = written(keys[i], k), written(values[i], v)
         new.append((k, v))
         window, chunk = settings.window[i], settings.chunk[i]
-        mask = alike & (distance >= -settings.ahead) & (distance < window)
+        mask = (
+            alike
+            & (distance >= -settings.ahead)
+            & ((distance < window) | (k_places[:, None] < settings.first[i]))
+        )
         mask &= places[:, :, None] // chunk == k_places[:, None] // chunk
         q = q * (1 + settings.sharpen * jnp.log1p(positions // 16))[..., None, None]
         q, k = (rope.rotate(x, at, settings.theta[i]) for x, at in ((q, q_at), (k, k_at)))
@@ -117,11 +122,18 @@ class Model:
             "theta": np.stack([padded(p[0]) for p in parts]),
             "window": np.array([x.window or 10**6 for x in own]),
             "chunk": np.array([x.chunk or 10**6 for x in own]),
+            "first": np.array([x.sinks for x in own]),
             "sink": np.array([1.0 if "SinkLogit" in str(p) else NONE for p in parts]),
             "sharpen": 0.1 if "Temperature" in str(parts) else 0.0,
         }
         own = Settings(**base)._replace(**settings)._asdict()
-        kinds = {"window": np.int32, "chunk": np.int32, "ahead": np.int32, "rounded": bool}
+        kinds = {
+            "first": np.int32,
+            "window": np.int32,
+            "chunk": np.int32,
+            "ahead": np.int32,
+            "rounded": bool,
+        }
         kinds |= {"leaks": bool, "padded": bool}
         self.settings = Settings(
             **{k: np.asarray(v, kinds.get(k, np.float32)) for k, v in own.items()}
@@ -188,6 +200,7 @@ RIGHT = [
     "rope@window=7,rope",
     "rope@window=7",
     "rope@chunk=10,rope",
+    "rope@window=7@sinks=2",
     "rope(scaling=yarn(factor=4,original_length=512))",
     "rope(base=500000,fraction=0.5)",
     "rope(base=500000),rope(base=10000)@window=9",
@@ -246,6 +259,12 @@ FAULTS = {  # what is claimed, the fault, what the report says, in which row
         "reads a window of 7 in every layer; declared 7, none",
     ),
     "no window": (WINDOWS, {"window": [99, 99]}, "window", "reads no window; declared 7"),
+    "first tokens": (
+        "rope@window=7@sinks=2",
+        {"first": [0, 0]},
+        "window",
+        "reads 0 first tokens seen; declared 7 and 2 first tokens",
+    ),
     "chunk": ("rope@chunk=10", {"chunk": [9, 9]}, "window", "reads chunks of 9; declared 10"),
     "causal": ("rope", {"ahead": 1}, "causal", "sees up to 2 tokens ahead"),
     "packed": ("rope", {"leaks": True}, "packed", "documents see each other"),

@@ -77,10 +77,10 @@ def _window(
     n, layers = subject.length, claims.layers
     later = np.arange(n) >= np.array(sources)[:, None]
 
-    def wanted(windows: list, chunks: list) -> np.ndarray:
+    def wanted(windows: list, chunks: list, first: tuple = claims.first_tokens) -> np.ndarray:
         fields = zip(layers, windows, chunks, strict=True)
         own = [dataclasses.replace(x, window=w, chunk=c) for x, w, c in fields]
-        whole = dataclasses.replace(claims, layers=tuple(own)).visible(n)
+        whole = dataclasses.replace(claims, layers=tuple(own), first_tokens=first).visible(n)
         return np.stack(whole[-len(seen) :])[:, :, sources].swapaxes(1, 2) & later
 
     windows: list = [x.window for x in layers]
@@ -91,13 +91,18 @@ def _window(
         hidden = any(hides) and (want[-1] == later).all() and len(seen) == 1
         return subject.add("window", "blind" if hidden else "held" if any(hides) else "note", words)
     readings: dict[str, tuple] = {"no window": ([None] * len(layers), chunks)}
+    for count in range(5):
+        readings[f"{count} first tokens seen"] = windows, chunks, (count,) * len(layers)
     for size in range(1, n):
         readings[f"windows of {size}"] = [w and size for w in windows], chunks
         readings[f"chunks of {size}"] = windows, [c and size for c in chunks]
         readings[f"a window of {size} in every layer"] = [size] * len(layers), chunks
     reading = next((name for name, x in readings.items() if (wanted(*x) == seen).all()), "")
     beyond = (sure & later & ~want).any()
-    told = dict.fromkeys(f"{w or c or 'none'}" for w, c in zip(windows, chunks, strict=True))
+    told = dict.fromkeys(
+        f"{w or c or 'none'}" + f" and {k} first tokens" * (k > 0)
+        for w, c, k in zip(windows, chunks, claims.first_tokens, strict=True)
+    )
     cause = f"reads {reading or words}; declared {', '.join(told)}"
     layer = int(np.argwhere(seen != want)[0, 0])
     first = f"layer {layer}" if len(seen) > 1 else ""
