@@ -55,6 +55,8 @@ OPTIONAL = {  # compared with where it is, needed nowhere
     "tools.released_speed": ("torch", "transformers"),
     "experiments.measuring.torch_attention": ("torch",),
     "experiments.measuring.torch_model": ("torch",),
+    "examples.borrow.gemma3": ("gemma",),
+    "examples.borrow.tunix_llama3": ("tunix",),
     "examples.hf": ("torch",),
     "examples.hf_llama": ("transformers",),
     "examples.hf_bloom": ("transformers",),
