@@ -19,7 +19,7 @@ from experiments.reporting import results
 from experiments.reporting.comparison import report
 from experiments.running.command import launch
 from experiments.running.configs.compare import CompareConfig
-from experiments.running.files import manifest, table
+from experiments.running.files import manifest, own_code, table
 from experiments.running.files.provenance import environment, save_json
 from experiments.running.files.run_names import folder, short_names
 from experiments.running.process.devices import run_meshes
@@ -114,6 +114,7 @@ def looks(config: CompareConfig, source: Source) -> list[dict]:
         return []
     saved = manifest.read(workdir)
     digests = {"corpus": source.corpus.digest, "tokens": source.tokens and source.tokens.digest}
+    digests["code"] = own_code.digests(config.encodings)
     check_same(saved.binding, {**dataclasses.asdict(config), **digests}, results.SAME)
     return [*saved.looks]
 

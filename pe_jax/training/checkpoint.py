@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # saved with a state, not needed to read one
 
 # Fields that a resumed run must share; steps, logging, mesh and evaluation may differ.
 BINDING = ("seed", "data", "tokenizer", "length", "positions", "batch", "model")
-BINDING += ("optimizer", "corpus", "tokens", "weights")
+BINDING += ("optimizer", "corpus", "tokens", "weights", "code")
 DIGESTS = {"data": "corpus", "tokenizer": "tokens"}  # where a file lies → what it holds
 # orbax 0.12.8 numbers saves per process: of two concurrent saves, one looks for its folder before
 # it exists.
@@ -237,7 +237,8 @@ def difference(
     """The first difference between two configurations: its dotted name and both values; or None.
 
     The same text or tokenizer may lie elsewhere: their digests are compared. A field of `Config`
-    that one side lacks, as it was added since, has its default there.
+    that one side lacks, as it was added since, has its default there. Of `code`, digests of the
+    user's files by name, those are compared that both sides have: encodings may be added.
 
     Args:
       saved: fields by name, nested.
@@ -250,6 +251,9 @@ def difference(
         if saved.get(digest) is not None and saved.get(digest) == now.get(digest):
             continue
         old, new = saved.get(field), now.get(field)
+        if field == "code":
+            both = {*(old or {})} & {*(new or {})}
+            old, new = ({name: side[name] for name in both} for side in (old or {}, new or {}))
         nested = isinstance(old, dict) and isinstance(new, dict)
         olds, news = (dict(flat(x, field)) if nested else {field: x} for x in (old, new))
         for name in {**olds, **news}:
@@ -263,6 +267,11 @@ def check_same(saved: dict, now: dict, fields: Iterable[str] = BINDING) -> None:
     """Raises ConfigError where a field that a resumed run must share differs, as `difference`."""
     if found := difference(saved, now, fields):
         name, old, new = found
+        if name.startswith("code."):
+            raise ConfigError(
+                f"{name.removeprefix('code.')} changed since the first results here, which would be"
+                " mixed with those of the other code; restore it, or use a new workdir"
+            )
         raise ConfigError(
             f"{name}={new!r}: the checkpoint was made with {old!r}; use that, or a new workdir"
         )

@@ -1,5 +1,6 @@
 """What results say about the code that made them."""
 
+import re
 import shutil
 import subprocess
 
@@ -35,11 +36,15 @@ def test_code_makes_a_commit_dirty_and_results_do_not(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # a mount in a container
     assert provenance.commit(tmp_path) == clean
     monkeypatch.delenv("GIT_TEST_ASSUME_DIFFERENT_OWNER")
-    write("pe_jax/new.py", "")
-    assert provenance.commit(tmp_path) == f"{clean}-dirty"
+    states = []
+    for name, text in (("new", ""), ("new", "x = 1"), ("scheme", "y = 2"), ("scheme", "y = 3")):
+        write(f"pe_jax/{name}.py", text)
+        states.append(provenance.commit(tmp_path))
+        assert re.fullmatch(rf"{clean}-dirty-[0-9a-f]{{8}}", states[-1])
+    assert len({*states}) == 4  # two changes are two codes
     (tmp_path / "pe_jax" / "new.py").unlink()
-    write("pe_jax/scheme.py", "changed = True")
-    assert provenance.commit(tmp_path) == f"{clean}-dirty"
+    write("pe_jax/scheme.py", "")
+    assert provenance.commit(tmp_path) == clean
     provenance.commit.cache_clear()
 
 

@@ -247,7 +247,7 @@ def _commands(results: Results) -> list[str]:
     """The commands that make this report again, in a fresh clone."""
     m, lines, checked_out = results.manifest, [], ""
     for entry in (*m.before, {"commit": m.commit, "command": m.command}):
-        commit = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", str(entry["commit"]))
+        commit = re.fullmatch(r"([0-9a-f]{7,40})(-dirty(?:-[0-9a-f]{8})?)?", str(entry["commit"]))
         if commit and entry["commit"] != checked_out:
             changed = "  # and changes not committed" * bool(commit[2])
             lines.append(f"git checkout {commit[1]}{changed}")

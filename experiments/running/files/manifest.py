@@ -12,6 +12,7 @@ from typing import Any
 
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.sweep import REFERENCES
+from experiments.running.files import own_code
 from experiments.running.files.provenance import command, environment, versions
 from experiments.running.files.run_names import folder, short_names
 from experiments.running.schedule.rate_search import Pair
@@ -61,6 +62,7 @@ class Manifest:
       looks: at the kept files so far.
       notes: on parts that were joined.
       before: commit and command of each part that was joined.
+      code: SHA-256 of the files of the user's that encodings use, by name.
     """
 
     reference: str
@@ -91,12 +93,14 @@ class Manifest:
     looks: Sequence[dict[str, Any]] = ()
     notes: Sequence[str] = ()
     before: Sequence[dict[str, str]] = ()
+    code: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def binding(self) -> dict[str, Any]:
         """Configuration and digests, with defaults for fields that it lacks."""
         config = dataclasses.asdict(from_json(CompareConfig, self.config))
-        return {**config, "corpus": self.corpus["digest"], "tokens": self.corpus.get("tokens")}
+        digests = {"corpus": self.corpus["digest"], "tokens": self.corpus.get("tokens")}
+        return {**config, **digests, "code": self.code}
 
 
 def saved(
@@ -111,6 +115,7 @@ def saved(
         "corpus": corpus,
         "grids": grids,
         "looks": [*looks],
+        "code": own_code.digests(config.encodings),
         "versions": versions(PACKAGES),
         **environment(),
         "command": command("experiments.compare"),

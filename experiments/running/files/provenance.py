@@ -1,6 +1,7 @@
 """How results were made: commit, device, command; files are written atomically."""
 
 import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -25,7 +26,7 @@ CODE = ("pe_jax", "experiments", "pyproject.toml", "requirements.txt")  # what r
 
 @functools.cache
 def commit(root: Path = ROOT) -> str:
-    """The commit of a checkout, with `-dirty` if its code differs; or why it is unknown.
+    """The commit of a checkout, or why it is unknown; "-dirty" and a digest if its code differs.
 
     A workdir in the checkout, tracked or not, is not code; a config is saved with its results.
     """
@@ -44,7 +45,13 @@ def commit(root: Path = ROOT) -> str:
     described = output("describe", "--always")
     if not described or not output("ls-files", "--", *CODE):  # in somebody else's repository
         return "not a git checkout"
-    return described + "-dirty" * bool(output("status", "--porcelain", "--", *CODE))
+    changed = output("status", "--porcelain", "--", *CODE)
+    if not changed:
+        return described
+    digest = hashlib.sha256(f"{changed}\n{output('diff', 'HEAD', '--', *CODE)}".encode())
+    for name in output("ls-files", "--others", "--exclude-standard", "--", *CODE).splitlines():
+        digest.update((root / name).read_bytes() if (root / name).is_file() else b"")
+    return f"{described}-dirty-{digest.hexdigest()[:8]}"
 
 
 def processor() -> str:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from experiments.running.configs.sweep import TrialsConfig
+from experiments.running.files import own_code
 from experiments.running.files.run_names import folder, rates_name
 from experiments.running.process.devices import run_meshes
 from experiments.running.process.errors import one_line_errors
@@ -27,7 +28,7 @@ from pe_jax.training.metrics import Progress
 from pe_jax.training.step import Trainer
 
 # What all results of a workdir share; the question is declared before any of them.
-BINDING = ("seed", "batch", "steps", "test", "model", "optimizer", "reference")
+BINDING = ("seed", "batch", "steps", "test", "model", "optimizer", "reference", "code")
 Train = Callable[[Pair, int, Worker], dict | None]  # (rates, seed, …) → result; None if stopped
 
 
@@ -136,6 +137,7 @@ def completed(
     """
     workdir = Path(config.workdir)
     path, now = workdir / "config.json", json.loads(json.dumps(dataclasses.asdict(config)))
+    now["code"] = own_code.digests(config.encodings)
     with one_line_errors():
         meshes = run_meshes(config)
         sharding.check_fits(config.model, config.batch, meshes[0])

@@ -18,6 +18,7 @@ from absl import logging
 from flax import nnx
 from jax.sharding import Mesh
 
+from experiments.running.files import own_code
 from experiments.running.files.provenance import save_json
 from experiments.running.process import distributed, signals
 from experiments.running.process.errors import one_line_errors
@@ -210,7 +211,8 @@ def run_metadata(config: Config, source: Source) -> dict:
     digests = {"corpus": source.corpus.digest, "tokens": tokens}
     if config.checkpoint:
         digests["weights"] = start.digests(start.read(config.checkpoint))[0]
-    fields = {**dataclasses.asdict(config), **digests, "folder": os.getcwd()}
+    code = own_code.digests([config.model.encoding])
+    fields = {**dataclasses.asdict(config), **digests, "code": code, "folder": os.getcwd()}
     return json.loads(json.dumps(fields))
 
 

@@ -1,0 +1,55 @@
+"""The user's own code is part of what results are of: a change between runs is an error."""
+
+import importlib
+import sys
+
+import pytest
+
+import pe_jax
+from experiments.running.files import own_code
+from pe_jax.training.checkpoint import check_same, difference
+
+CLASS = """
+import dataclasses, json
+import pe_jax
+from {helper} import slope
+
+@dataclasses.dataclass(frozen=True)
+class Mine(pe_jax.Encoding):
+    pass
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module of a user's with an encoding, which uses another file of theirs; and a stranger."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("mine_helper", "mine_unused"):
+        (tmp_path / f"{name}.py").write_text("def slope(): return 2.0\n")
+    (tmp_path / "mine_scheme.py").write_text(CLASS.format(helper="mine_helper"))
+    importlib.import_module("mine_unused")
+    module = importlib.import_module("mine_scheme")
+    monkeypatch.setitem(pe_jax.ENCODINGS, "mine", module.Mine)
+    yield tmp_path
+    for name in ("mine_helper", "mine_unused", "mine_scheme"):
+        sys.modules.pop(name, None)
+
+
+def test_the_files_that_an_encoding_uses_are_found(mine):
+    assert own_code.digests(["rope", "t5+alibi*2,nope", "rope@window=8"]) == {}
+    found = own_code.digests(["mine+rope*2,nope"])
+    assert [*found] == ["mine_helper.py", "mine_scheme.py"]
+    assert own_code.digests(["alibi", "mine@window=4"]) == found
+    (mine / "mine_helper.py").write_text("def slope(): return -2.0\n")
+    changed = own_code.digests(["mine"])
+    assert changed["mine_scheme.py"] == found["mine_scheme.py"] and changed != found
+
+
+def test_a_change_between_runs_is_an_error_and_an_encoding_more_is_none():
+    saved = {"code": {"mine.py": "old"}}
+    for now in ({"code": {"mine.py": "old", "more.py": "new"}}, {"code": {}}, {}):
+        assert difference(saved, now, ("code",)) is None
+        assert difference(now, saved, ("code",)) is None
+    said = r"mine\.py changed since the first results here, .*; restore it, or use a new workdir"
+    with pytest.raises(ValueError, match=said):
+        check_same(saved, {"code": {"mine.py": "new"}}, ("code",))
