@@ -248,7 +248,12 @@ FAULTS = {  # what is claimed, the fault, what the report says, in which row
     "one too low": ("rope", "one too low", "decode in chunks", "are one too low"),
     "calls": ("rope", "calls", "decode in chunks", "positions are the numbers of calls"),
     "ignored": ("rope", "positions ignored", "positions are read", "they change nothing"),
-    "padding counted": ("rope", "padding counted", "decode padded", "counted from the second call"),
+    "padding counted": (
+        "rope",
+        "padding counted",
+        "decode padded",
+        "^padding is counted from the second call",
+    ),
     "padding seen": ("rope", {"padded": True}, "left padding", "padding is seen"),
     "window one more": (WINDOWS, {"window": [8, 8]}, "window", "reads windows of 8; declared 7"),
     "window one less": (WINDOWS, {"window": [6, 6]}, "window", "reads windows of 6; declared 7"),

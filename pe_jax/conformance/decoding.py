@@ -37,7 +37,10 @@ def decoding(subject: Subject, claims: Declared, start: Callable, step: Callable
     positions = np.maximum(mask.cumsum(1) - 1, 0)
     sizes = [prompt + PADDING] + [1] * (n - prompt)
     y = _decoded(subject, start(2, n + PADDING), step, names, x, positions, sizes, mask)
-    cause = "padding is seen, or counted from the second call on"
+    cause, counted = "padding is seen, or counted from the second call on", subject.at[0].copy()
+    counted[prompt:] += PADDING
+    if subject.one_off and subject.at_positions(counted, y[:, PADDING:]):
+        cause = "padding is counted from the second call on"
     sure = not claims.absolute or "positions" in subject.takes
     subject.compare("decode padded", y[:, PADDING:], cause, accuse=sure)
 
@@ -77,6 +80,6 @@ def _which_positions(subject: Subject, y: np.ndarray, sizes: list[int]) -> str:
         "positions are all 0": 0 * call,
     }
     for words, positions in readings.items():
-        if subject.same(subject(subject.x, positions=np.tile(positions, (2, 1))), y, times=4):
+        if subject.at_positions(positions, y):
             return words
     return ""

@@ -106,9 +106,14 @@ class Subject:
         late = self.at + start + (self.at >= self.length // 2)
         return np.abs(self(self.x, positions=late) - base)[:, self.length // 2 :].max()
 
-    def same(self, a: np.ndarray, b: np.ndarray, times: float = 1.0) -> bool:
+    def same(self, a: np.ndarray, b: np.ndarray) -> bool:
         """Whether logits agree within the tolerance."""
-        return bool(np.abs(a - b).max() <= times * self.tol)
+        return bool(np.abs(a - b).max() <= self.tol)
+
+    def at_positions(self, positions: np.ndarray, y: np.ndarray) -> bool:
+        """Whether the row at these positions [T] has these logits, within four tolerances."""
+        explained = self(self.x, positions=np.tile(positions, (2, 1)))
+        return bool(np.abs(explained - y).max() <= 4 * self.tol)
 
     def add(self, probe: str, verdict: str, cause: str = "", first: str = "") -> None:
         """A row without numbers."""
