@@ -81,14 +81,20 @@ def test_a_run_with_another_tokenizer_of_the_same_name_is_refused(
 
 # 42
 def test_a_finished_run_does_nothing_and_is_not_taken_for_a_longer_one(config, monkeypatch, capsys):
+    main(config, monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", lambda *_: None)
-        main(config, monkeypatch)
         patch.setattr(program, "train", None)
         program.run(change(config))
     refused(change(config, steps=12), monkeypatch, capsys, "steps=12", "made with 6")
-    lengths = {"lengths": (4, 8), "stride": 4}
-    refused(change(config, eval=lengths), monkeypatch, capsys, "eval.lengths=[4, 8]", "[4, 12]")
+    other = change(config, eval={"lengths": (4, 8), "stride": 4})
+    said = "eval.lengths=[4, 8]", "was made with [4, 12]; take it away and repeat the command"
+    refused(other, monkeypatch, capsys, *said)
+    evaluation = pathlib.Path(config.workdir, "evaluation.json")
+    evaluation.unlink()  # evaluated at other lengths, and not trained again
+    rows = rows_of(config)
+    main(other, monkeypatch)
+    assert [*json.loads(evaluation.read_text())["losses"]["non-overlapping"]] == ["4", "8"]
+    assert rows_of(config) == rows
 
 
 class Poisoned:

@@ -28,7 +28,13 @@ from experiments.running.schedule.work import Worker
 from pe_jax import position_schemes
 from pe_jax.released import load, start
 from pe_jax.training import data, metrics, paths, sharding, tasks, tokenizer, utilization
-from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
+from pe_jax.training.checkpoint import (
+    BINDING,
+    Checkpoints,
+    abstract,
+    check_same,
+    difference,
+)
 from pe_jax.training.config import PROTOCOLS, Config, EvalConfig
 from pe_jax.training.evaluate import Evaluator, pieces
 from pe_jax.training.metrics import Metrics
@@ -101,7 +107,13 @@ def run(config: Config, profile: bool = False) -> None:
         finished, about = (folder / "evaluation.json").exists(), run_metadata(config, source)
         if (folder / "config.json").exists():
             saved = json.loads((folder / "config.json").read_text())
-            check_same(saved, about, (*BINDING, *(("steps", "eval") if finished else ())))
+            check_same(saved, about, (*BINDING, *(("steps",) if finished else ())))
+            if finished and (found := difference(saved, about, ("eval",))):
+                name, old, new = found
+                raise ConfigError(
+                    f"{name}={new!r}: {folder / 'evaluation.json'} was made with {old!r}; take it"
+                    " away and repeat the command, which evaluates the run without training"
+                )
         if finished:
             logging.info("%s is finished: nothing to do", folder)
             return
