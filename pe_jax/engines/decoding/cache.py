@@ -139,6 +139,7 @@ def empty(
         tables=tables,
         positions=jnp.zeros(shape, jnp.int32),
         length=jnp.zeros(batch, jnp.int32),
+        made_for=_made_for(encoding, capacity),
         ring=ring,
     )
 
@@ -300,6 +301,9 @@ KEPT = ("k", "k_raw", "beyond", "states", "positions")  # what depends on the en
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
     """Raises TypeError unless it is a cache, ValueError if its encoding or its sizes differ."""
     require_cache(cache)
+    now = _made_for(encoding, cache.capacity)
+    fix = f"made for another encoding than {now}; pass the one that pe_jax.cache.empty was given"
+    require(cache.made_for in ("", now), "cache", cache.made_for, fix)
     want = _layout(encoding, cache.k.shape[0], cache.capacity, dims)
     leaves, structure = jax.tree.flatten([getattr(cache, name) for name in KEPT])
     if ([x.shape for x in leaves], structure) != want[1:]:
@@ -313,6 +317,12 @@ def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
             if x.dtype != jnp.float32:
                 fix = "running sums and tables are float32; cast k and v alone"
                 raise TypeError(f"cache.{name} has dtype {x.dtype}: {fix}")
+
+
+@functools.lru_cache(512)
+def _made_for(encoding: Encoding, capacity: int) -> str:
+    """The encoding, for any length that it may be set for later."""
+    return repr(encoding.at_length(capacity))
 
 
 @functools.lru_cache(256)
