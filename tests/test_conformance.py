@@ -248,6 +248,12 @@ FAULTS = {  # what is claimed, the fault, what the report says, in which row
     "one too low": ("rope", "one too low", "decode in chunks", "are one too low"),
     "calls": ("rope", "calls", "decode in chunks", "positions are the numbers of calls"),
     "ignored": ("rope", "positions ignored", "positions are read", "they change nothing"),
+    "a rotation that nobody declared": (
+        "nope",
+        {"theta": frequencies("rope")},
+        "positions are read",
+        "they change logits; declared is none",
+    ),
     "padding counted": (
         "rope",
         "padding counted",

@@ -293,3 +293,18 @@ def test_sizes_and_no_parameters_are_inferred_as_attention_infers_them():
         cache.extend(cache.empty(pe_jax.make("t5"), B, 8, DIMS), *qkv, encoding="t5")
     with pytest.raises(ValueError, match=r"cache\.k=.* RoPE needs"):
         cache.extend(held, *[x[..., :4] for x in qkv], encoding="rope")
+
+
+@pytest.mark.parametrize("other", ["rope(base=5e5)", "alibi", "xpos", "nope"])
+def test_a_cache_of_another_encoding_is_refused_though_it_is_laid_out_alike(other):
+    held = cache.empty(pe_jax.make("rope"), B, 8, DIMS)
+    with pytest.raises(ValueError, match=r"cache=.RoPE\(.*: made for another encoding than \w+"):
+        cache.extend(held, *util.inputs(2), encoding=other, dims=DIMS)
+
+
+def test_a_cache_is_made_for_an_encoding_at_any_length():
+    encoding = pe_jax.parse("rope(scaling=dynamic_ntk(factor=2.0,original_length=4))")[0]
+    held = cache.empty(encoding, B, 8, DIMS)
+    for length in (6, 8):
+        out, _ = cache.extend(held, *util.inputs(2), encoding=encoding.at_length(length))
+        assert np.isfinite(out).all()

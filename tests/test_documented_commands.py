@@ -10,7 +10,7 @@ from experiments.running.command import launch
 from tests.command_lines import KINDS, start, status
 
 ROOT = Path(__file__).parents[1]
-PLACES = ("*.md", "docs/**/*.md", "configs/*.py", "experiments/*.py", "examples/*", "Makefile")
+PLACES = ("*.md", "docs/**/*.md", "configs/*.py", "experiments/*.py", "examples/**/*.*", "Makefile")
 VARIABLES = {
     "seed": "0",
     "size": "0.4M",
@@ -38,7 +38,7 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
 CASES = {
     f"{path.relative_to(ROOT)} {program} {' '.join(arguments)}": (program, arguments)
     for place in PLACES
-    for path in sorted(ROOT.glob(place))
+    for path in sorted(filter(Path.is_file, ROOT.glob(place)))
     for program, arguments in commands(path.read_text(encoding="utf-8"))
 }
 

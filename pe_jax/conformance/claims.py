@@ -14,7 +14,7 @@ from pe_jax import hf
 from pe_jax.encodings.base import Dims, Encoding, abstract_terms, adds_to_input
 from pe_jax.encodings.registry import parse
 from pe_jax.encodings.rope import frequencies
-from pe_jax.encodings.terms import Rotation, Sink, is_absolute, select
+from pe_jax.encodings.terms import Rotation, Scale, Sink, is_absolute, select
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.hf.layers import LayerEncoding, rotation_of
 from pe_jax.validation import refuse
@@ -39,6 +39,7 @@ class Declared:
       relative: within a layer the distance alone counts.
       sharpened: queries have a factor by position, which is not learned.
       reads: positions are rotated by or looked up, so that `positions` must change something.
+      positionless: nothing depends on positions, so that `positions` must change nothing.
       sink: rows have a sink.
       normalised: q and k are normalised; where that comes after the rotation, a shift shows.
       rotations: what rotates, with the head's width; only: and nothing else depends on positions.
@@ -52,6 +53,7 @@ class Declared:
     relative: bool = False
     sharpened: bool = False
     reads: bool = False
+    positionless: bool = False
     sink: bool = False
     normalised: bool = False
     rotations: tuple[tuple[Any, int], ...] = ()
@@ -105,6 +107,8 @@ def declared(config: Any, head_dim: int | None) -> Declared:
         relative=not any(map(is_absolute, terms, bound)),
         sharpened=any(b and not jax.tree.leaves(t) for b, t in zip(bound, terms, strict=True)),
         reads=bool(select(tuple(kinds), Rotation)) or adds,
+        positionless=not (adds or learned or any(bound))
+        and all(isinstance(t, Sink | Scale) for t in kinds),
         sink=bool(select(tuple(kinds), Sink)),
         normalised=any(x.extras.qk_norm for x in layers),
         rotations=tuple(dict.fromkeys(rotations)),

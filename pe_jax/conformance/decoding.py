@@ -22,6 +22,7 @@ def decoding(subject: Subject, claims: Declared, start: Callable, step: Callable
         "decode after a prompt": [prompt] + [1] * (n - prompt),
         "decode in chunks": [4] * (prompt // 4) + [1] * 4 + [4] * n,
     }
+    whole = True
     for name, plan in plans.items():
         ends = np.minimum(np.cumsum(plan), n)
         sizes = [int(size) for size in np.diff(ends, prepend=0) if size]
@@ -29,7 +30,7 @@ def decoding(subject: Subject, claims: Declared, start: Callable, step: Callable
         cause = "the cache, or the positions of its tokens"
         if subject.one_off and not subject.same(y, subject.y):
             cause = _which_positions(subject, y, sizes) or cause
-        subject.compare(name, y, cause)
+        whole = subject.compare(name, y, cause) and whole
     if "mask" not in names:
         return subject.add("decode padded", "skipped", "step takes no mask")
     x = np.concatenate([subject.draw(2, PADDING), subject.x], 1)
@@ -39,7 +40,9 @@ def decoding(subject: Subject, claims: Declared, start: Callable, step: Callable
     y = _decoded(subject, start(2, n + PADDING), step, names, x, positions, sizes, mask)
     cause, counted = "padding is seen, or counted from the second call on", subject.at[0].copy()
     counted[prompt:] += PADDING
-    if subject.one_off and subject.at_positions(counted, y[:, PADDING:]):
+    if not whole:
+        cause = "as above"
+    elif subject.one_off and subject.at_positions(counted, y[:, PADDING:]):
         cause = "padding is counted from the second call on"
     sure = not claims.absolute or "positions" in subject.takes
     subject.compare("decode padded", y[:, PADDING:], cause, accuse=sure)

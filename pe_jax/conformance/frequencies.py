@@ -137,6 +137,7 @@ def probe(subject: Subject, claims: Declared, absolute: bool | None) -> None:
     bad = readings.get(best, 1.0) < min(sure, left / 10)
     words = f"declared leaves {left:.1g}" + (f", {best} {readings[best]:.1g}" if bad else "")
     verdict = "broken" if bad else "held" if left < EXPLAINED else "blind"
+    words += "; attention may be too sharp: make queries smaller" * (verdict == "blind")
     subject.add("frequencies", verdict, words)
 
 

@@ -52,6 +52,8 @@ def shifts(subject: Subject, claims: Declared, absolute: bool | None) -> None:
         bad = claims.plain and claims.reads
         verdict = "broken" if bad else "note"
         return subject.add("positions are read", verdict, "they change nothing")
+    if claims.plain and claims.positionless and subject.one_off > 5 * subject.tol:
+        subject.add("positions are read", "broken", "they change logits; declared is none at all")
     if absolute:
         return subject.add("shift", "skipped", "absolute: a shift changes logits, as it should")
     sure = claims.plain and claims.relative and not claims.normalised

@@ -1,6 +1,7 @@
 """Several encodings at once, as `t5+rope` in a config: their terms, one after the other."""
 
 import dataclasses
+import functools
 
 import jax
 
@@ -38,7 +39,7 @@ class Sum(Encoding):
         if len(set(axes)) > 1:
             raise ValueError(f"Sum: axes={axes}; the parts must agree")
 
-    @property
+    @functools.cached_property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         """What input all parts support."""
         claims = [part.claims for part in self.parts]

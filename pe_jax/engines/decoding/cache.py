@@ -261,7 +261,7 @@ def extend(
     single = single and indices is None and mask is None and layer.chunk is None
     single = single and not any(term.whole_rows for term in terms)
     missing = cache.tables is None and (single or cache.beyond is not None)
-    tables: Any = jax.tree.map(lambda x: x[0], cache.tables)
+    tables: Any = _first_row(cache.tables)
     tables = one_token.tables(own, cache.capacity) if missing else tables
     beyond = None
     if cache.beyond is not None:
@@ -293,6 +293,12 @@ def extend(
     valid = encoding.valid_length()
     out, _ = pipeline.finish(call, run(*call.operands), positions, None, valid, result)
     return out, cache
+
+
+@functools.partial(jax.jit, inline=True)
+def _first_row(tables: Any) -> Any:
+    """The tables of one row of the batch, which are those of every row."""
+    return jax.tree.map(lambda x: x[0], tables)
 
 
 KEPT = ("k", "k_raw", "beyond", "states", "positions")  # what depends on the encoding

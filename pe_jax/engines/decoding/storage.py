@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.engines import checks
@@ -30,8 +31,9 @@ class Cache:
     The first `length` rows of S are filled, as many for each row of the batch: those that are
     shorter have padding. Row i holds the i-th token of its sequence. Exceptions: a `ring` says
     which token each row holds, and `segments` [B, S], kept once `extend` was given any, say which
-    rows are padding. `made_for` is the encoding: another's keys would be rotated otherwise. Heads come before tokens: a row of scores then reads each head's keys in one
-    piece (9 times as fast on CPU).
+    rows are padding. `made_for` is the encoding, as another rotates keys otherwise. Heads come
+    before tokens: a row of scores then reads each head's keys in one piece (9 times as fast on
+    CPU).
     """
 
     k: jax.Array
@@ -52,9 +54,10 @@ class Cache:
         return self.k.shape[-2]
 
     @property
-    def start(self) -> jax.Array:
+    def start(self) -> Any:
         """The index of the next token, int32 []: the length of the longest row."""
-        return self.length.max(initial=0)
+        known = concrete(self.length)
+        return self.length.max(initial=0) if known is None else np.int32(known.max(initial=0))
 
     def known_length(self) -> int | None:
         """The length, if it is known.
@@ -72,7 +75,7 @@ class Cache:
 
 
 def _static(made_for: str, ring: list[int] | None) -> tuple[str, RingBuffer | None]:
-    return made_for, ring and RingBuffer(*ring)
+    return made_for, RingBuffer(*ring) if ring else None
 
 
 jax.export.register_pytree_node_serialization(
