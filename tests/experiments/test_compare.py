@@ -243,9 +243,10 @@ def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared)
 def test_the_manifest_says_what_was_compared(compared):
     folder, _ = compared
     saved = json.loads((folder / "manifest.json").read_text())
-    assert {*saved} == {"config", "corpus", "grids", "looks", "versions", "command"} | {
+    assert {*saved} == {"config", "corpus", "grids", "looks", "versions", "command", "code"} | {
         *environment()
     }
+    assert saved["code"] == {}  # no encoding of the user's own
     about = results.read(folder).manifest
     specs = {x["name"]: x["spec"] for x in about.encodings}
     assert specs == {"nope": "nope", "learned": f"learned(length={tiny.L})"}
