@@ -150,3 +150,12 @@ def test_a_tokenizer_that_changes_text_is_told_with_an_example(tmp_path, caplog)
     assert "changes" in caplog.text and "which becomes 'def f(x)" in caplog.text
     assert tokenizer.changed(lower, "ab cd") == ""
     assert tokenizer.changed(lower, "aB CD") == "60.0% of a text, as 'aB CD', which becomes 'ab cd'"
+
+
+def test_a_run_finds_its_text_from_another_folder_with_its_options(tmp_path):
+    from experiments.running.training.trained_run import _from
+
+    (tmp_path / "novels").mkdir()
+    for option in ("", "#column=text", "#separator=###"):
+        assert _from(tmp_path, f"text:novels{option}") == f"text:{tmp_path}/novels{option}"
+    assert _from(tmp_path, "text:gone#column=text") == "text:gone#column=text"

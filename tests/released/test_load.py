@@ -212,6 +212,7 @@ WRONG_KEYS = {  # a case, keys of its config, the words of the error
         ({"mlp_bias": 1}, "mlp_bias=1: not supported for 'llama', but false, true"),
         ({"residual_multiplier": 0.2}, "residual_multiplier=0.2: not understood for 'llama'"),
         ({"logits_scaling": 8.0}, "logits_scaling=8.0: not understood"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor=2.5: not understood"),
         ({"num_local_experts": 4}, "num_local_experts=4: not understood"),
         ({"clip_qkv": 8.0}, "clip_qkv=8.0: "),
         ({"intermediate_size": None}, "intermediate_size is missing: 'llama' needs it"),

@@ -46,9 +46,10 @@ def read(workdir: Path, field: str = "workdir") -> tuple[Config, dict]:
 def _from(folder: Path, spec: str) -> str:
     """A spec of files, its relative path resolved from a folder if something exists there."""
     kinds = r"(?:passkeys:)?text:|(?:passkeys:)?tfds:[^:]+:|bpe:|checkpoint:"
-    match = re.fullmatch(rf"({kinds})(?!~)(.+)", spec)
+    match = re.fullmatch(rf"({kinds})(?!~)(.+?)(#(?:column|separator)=.*)?", spec)
     path = folder / match[2] if match else folder
-    return f"{match[1]}{path}" if match and (path.exists() or glob.glob(str(path))) else spec
+    there = match and (path.exists() or glob.glob(str(path)))
+    return f"{match[1]}{path}{match[3] or ''}" if match and there else spec
 
 
 def tokenizer_of(config: Config, saved: dict) -> tokenizer.Tokenizer:
