@@ -13,6 +13,7 @@ CLASS = """
 import dataclasses, json
 import pe_jax
 from {helper} import slope
+from mine_package.mine_helper import bend
 
 @dataclasses.dataclass(frozen=True)
 class Mine(pe_jax.Encoding):
@@ -26,12 +27,14 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("mine_helper", "mine_unused"):
         (tmp_path / f"{name}.py").write_text("def slope(): return 2.0\n")
+    (tmp_path / "mine_package").mkdir()
+    (tmp_path / "mine_package" / "mine_helper.py").write_text("def bend(): return 1.0\n")
     (tmp_path / "mine_scheme.py").write_text(CLASS.format(helper="mine_helper"))
     importlib.import_module("mine_unused")
     module = importlib.import_module("mine_scheme")
     monkeypatch.setitem(pe_jax.ENCODINGS, "mine", module.Mine)
     yield tmp_path
-    for name in ("mine_helper", "mine_unused", "mine_scheme"):
+    for name in [name for name in sys.modules if name.startswith("mine_")]:
         sys.modules.pop(name, None)
 
 
@@ -43,6 +46,8 @@ def test_the_files_that_an_encoding_uses_are_found(mine):
     (mine / "mine_helper.py").write_text("def slope(): return -2.0\n")
     changed = own_code.digests(["mine"])
     assert changed["mine_scheme.py"] == found["mine_scheme.py"] and changed != found
+    (mine / "mine_package" / "mine_helper.py").write_text("def bend(): return 3.0\n")
+    assert own_code.digests(["mine"]) not in (found, changed)  # another file of the same name
 
 
 def test_a_change_between_runs_is_an_error_and_an_encoding_more_is_none():

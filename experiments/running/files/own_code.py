@@ -21,7 +21,7 @@ OURS = tuple(ROOT / name for name in ("pe_jax", "experiments"))
 
 
 def digests(patterns: Iterable[str]) -> dict[str, str]:
-    """The names of the user's files that encodings use, and the SHA-256 of each; none: {}.
+    """The names of the user's files that encodings use, and a SHA-256 for each; none: {}.
 
     Args:
       patterns: config strings of encodings.
@@ -34,7 +34,12 @@ def digests(patterns: Iterable[str]) -> dict[str, str]:
         if path is not None and path not in found:
             found[path] = hashlib.sha256(path.read_bytes()).hexdigest()
             queue += _used(module)
-    return {path.name: digest for path, digest in sorted(found.items())}
+    named: dict[str, str] = {}
+    for path, digest in sorted(found.items()):  # of one name, as __init__.py: one digest of all
+        named[path.name] = hashlib.sha256(
+            f"{named.get(path.name, '')}{digest}".encode()
+        ).hexdigest()
+    return named
 
 
 def _modules(pattern: str) -> Iterator[str]:
