@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# Encodings in turn on all chips of a TPU slice, from your own machine:
+# A comparison on every core of a TPU slice, a run on each, from your own machine:
 #
 #     TPU=my-v5e-64 ZONE=us-central1-a bash examples/tpu_sweep.sh rope alibi 't5+rope'
 #
-# The slice's VMs have a checkout in ~/pe_jax and see one file system at SHARED (/shared). Runs that
-# are finished do nothing, and others continue: after an interruption call it again.
+# The slice's VMs have a checkout in ~/pe_jax and see one file system at SHARED (/shared). Ray gives the
+# runs to the VMs. After an interruption call it again: finished runs are not repeated.
 set -euo pipefail
 
 SHARED=${SHARED:-/shared}
-for encoding in "$@"; do
-  gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker=all --command="cd pe_jax && \
-    make .venv/ready-tpu && .venv/bin/python -m experiments.train --config=configs/train.py \
-    --encoding='$encoding' --config.mesh.data=-1 --config.batch=256 \
-    --config.workdir='$SHARED/sweep/$encoding'"
-done
+encodings=$(printf -- " --encodings='%s'" "$@")
+gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker=all --command="cd pe_jax && \
+  make .venv/ready-tpu .venv/ready-cluster && \
+  head=\$(curl -s -H Metadata-Flavor:Google \
+    http://metadata/computeMetadata/v1/instance/attributes/worker-network-endpoints \
+    | cut -d, -f1 | cut -d: -f3) && \
+  .venv/bin/ray symmetric-run --address \$head:6379 -- \
+  .venv/bin/python -m experiments.compare --config=configs/compare.py --config.cluster=ray \
+  --config.workdir='$SHARED/sweep'$encodings"

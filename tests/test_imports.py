@@ -34,7 +34,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     ),
     (
         ("experiments.running",),
-        ("pe_jax", "ml_collections", "rich", "docstring_parser", "filelock"),
+        ("pe_jax", "ml_collections", "rich", "docstring_parser", "filelock", "ray"),
     ),  # pe_jax: the public face too
     (("experiments.measuring",), ()),
     (

@@ -30,6 +30,7 @@ def measure(
     length: int,
     lengths: Sequence[int],
     repeats: int,
+    proceed: Callable[[int], bool] = lambda done: True,
 ) -> dict[str, Any]:
     """Times by scheme and round, and bytes of temporaries.
 
@@ -41,6 +42,7 @@ def measure(
       length: in training.
       lengths: at which inference is timed too.
       repeats: rounds.
+      proceed: as in `timing.interleave`.
     """
     trainer = next(iter(evaluators.values())).trainer
     shape, devices = trainer.mesh.shape, trainer.mesh.devices
@@ -48,7 +50,7 @@ def measure(
     timings = {}
     for n in dict.fromkeys((length, *lengths)):
         rows = max(1, batch * length // n // unit) * unit
-        timed = _interleaved(evaluators, rows, n, repeats, infers=n in lengths)
+        timed = _interleaved(evaluators, rows, n, repeats, n in lengths, proceed)
         timings[n] = {"batch": rows, "encodings": timed}
     return {
         "device": f"{devices.size} × {devices.flat[0].device_kind}",
@@ -59,7 +61,12 @@ def measure(
 
 
 def _interleaved(
-    evaluators: dict[str, Evaluator], rows: int, length: int, repeats: int, infers: bool
+    evaluators: dict[str, Evaluator],
+    rows: int,
+    length: int,
+    repeats: int,
+    infers: bool,
+    proceed: Callable[[int], bool],
 ) -> dict[str, dict]:
     """Times every program of every scheme in turn: by scheme, its times or its problem."""
     vocab = min(e.trainer.config.vocab for e in evaluators.values())
@@ -70,6 +77,8 @@ def _interleaved(
     programs: dict[tuple[str, str], Callable] = {}
     shares: dict[tuple[str, str], float] = {}
     for name, evaluator in evaluators.items():
+        if not proceed(0):
+            break
         logging.info("Speed at length %d: compiling %s", length, name)
         if not evaluator.defined(length):
             timings[name] = {"problem": "not defined"}
@@ -91,7 +100,7 @@ def _interleaved(
         timings[name] = {"train_temp_bytes": memory.temp_size_in_bytes}
         for what, (program, share) in scheme_programs.items():
             programs[name, what], shares[name, what] = program, share
-    for (name, what), seconds in timing.interleave(programs, repeats).items():
+    for (name, what), seconds in timing.interleave(programs, repeats, proceed=proceed).items():
         timings[name][what] = [1e3 * s / shares[name, what] for s in seconds]
     return timings
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,41 +172,44 @@ class SchemeRuns:
         return 0 if self._is_checked(seed) else self.config.steps
 
     def __call__(self) -> Runs[bool]:
-        """The runs, one after the other."""
-        losses, pair, failed = {}, self.pairs[0], False
+        """The runs: those that try rates, then all seeds."""
+        losses, pair = {}, self.pairs[0]
         if len(self.pairs) > 1:
-            losses = yield from rate_search.search(self.pairs, self._try, self.config.rate_rounds)
+            losses = yield from rate_search.search(self.pairs, self._tried, self.config.rate_rounds)
             pair = rate_search.best(losses)
-        for seed in self.config.every_seed:
-            run = self._config(run_path(self.model.encoding, seed), pair, seed=seed)
-            if self._is_checked(seed):
-                self._continue_check(pair, run)
-            label = f"{self.name} seed {seed}"
-            result = yield self._run(run, label, self.sources[0], self._steps(seed))
-            failed |= result.get("status") == "failed"
+        runs = [self._seed(seed, pair) for seed in self.config.every_seed]
+        failed = any(result.get("status") == "failed" for result in (yield runs))
         for pair in losses:  # nothing continues from their checkpoints any more
             shutil.rmtree(self._check_folder(pair) / "checkpoints", ignore_errors=True)
         return failed
 
-    def _try(self, pair: Pair) -> Runs[float]:
-        """The short run at a pair of rates, which comes to its loss."""
-        config, encoding = self.config, folder(self.model.encoding)
+    def _seed(self, seed: int, pair: Pair) -> Run:
+        """The run of a seed at a pair of rates."""
+        run = self._config(run_path(self.model.encoding, seed), pair, seed=seed)
+        check = self._check_folder(pair) if self._is_checked(seed) else None
+        label = f"{self.name} seed {seed}"
+        return self._run(run, label, self.sources[0], self._steps(seed), check)
+
+    def _tried(self, pairs: list[Pair]) -> Runs[list[float]]:
+        """The short runs at pairs of rates, which come to their losses."""
+        config, runs = self.config, []
         fields: Any = {"steps": config.rate_steps, "eval": check_evaluation(config)}
-        run = self._config(results.rate_folder(encoding, *pair), pair, **fields)
-        label = f"{self.name} at {pair[0]:g}" + f" (encoding × {pair[1]:g})" * (pair[1] != 1)
-        yield self._run(run, label, self.sources[1], config.rate_steps)
-        check = results.read_check(Path(config.workdir), encoding, pair, config.seed)
-        return results.rate_loss(check, config.length)
+        for pair in pairs:
+            path = results.rate_folder(folder(self.model.encoding), *pair)
+            label = f"{self.name} at {pair[0]:g}" + f" (encoding × {pair[1]:g})" * (pair[1] != 1)
+            run = self._config(path, pair, **fields)
+            runs.append(self._run(run, label, self.sources[1], config.rate_steps))
+        found = [results.evaluated(config.seed, result) for result in (yield runs)]
+        return [results.rate_loss(run, config.length) for run in found]
 
     def _check_folder(self, pair: Pair) -> Path:
         return Path(self.config.workdir) / results.rate_folder(folder(self.model.encoding), *pair)
 
-    def _continue_check(self, pair: Pair, run: Config) -> None:
+    def _continue(self, check: Path, target: Path) -> None:
         """Lets a run begin where the check at its rates ended, so that only evaluation is left.
 
         A run that was interrupted, or whose check has no checkpoint, trains as any other.
         """
-        target, check = Path(run.workdir), self._check_folder(pair)
         if target.exists() or not (check / "checkpoints").exists():
             return
         copy = target.with_name(f"{target.name}.copy")  # renamed once it is complete
@@ -215,15 +217,22 @@ class SchemeRuns:
         shutil.copytree(check, copy, ignore=shutil.ignore_patterns("evaluation.json"))
         copy.rename(target)
 
-    def _run(self, run: Config, label: str, source: Source, steps: int) -> Run:
-        train = functools.partial(self.train_run, run, source)
+    def _run(
+        self, run: Config, label: str, source: Source, steps: int, check: Path | None = None
+    ) -> Run:
+        train = functools.partial(self.train_run, run, source, check)
         return Run(label, Path(run.workdir, results.EVALUATION), steps, train)
 
-    def train_run(self, run: Config, source: Source, worker: Worker) -> dict | None:
+    def train_run(
+        self, run: Config, source: Source, check: Path | None, worker: Worker
+    ) -> dict | None:
         """Trains one run, and returns its evaluation; None if a signal came.
 
-        Losses during training are on the second of the sources, the final ones on `source`.
+        Losses during training are on the second of the sources, the final ones on `source`. It
+        continues a `check` of its rates, if there is one.
         """
+        if check is not None:
+            self._continue(check, Path(run.workdir))
         workdir, key = Path(run.workdir), (run.steps, worker.mesh)
         if key not in self.programs:
             self.programs[key] = Evaluator(prepare(run, worker.mesh), run.eval)
@@ -305,18 +314,18 @@ def opened(config: CompareConfig) -> Opened:
 
 def main(config: CompareConfig) -> None:
     """Trains missing runs, measures speed and writes the report."""
-    workdir = Path(config.workdir)
+    workdir, given = Path(config.workdir), config
     with one_line_errors():
         config, sources, grids, evaluators, about, meshes = opened(config)
-    with driver.opened(workdir, manifest.NAME, about, meshes) as runs:
+    with driver.opened(main, given, workdir / manifest.NAME, about, meshes) as runs:
         works = [
             SchemeRuns(config, sources, name, grids[e.trainer.config.encoding], e).work
             for name, e in evaluators.items()
         ]
         failed = runs.run(sorted(works, key=lambda work: -len(work.steps)))
         timed = {name: e for name, e in evaluators.items() if not failed[name]}
-        lengths, repeats = config.timing_lengths, config.timing_repeats
-        measure_speed(workdir / "speed.json", timed, config.batch, config.length, lengths, repeats)
+        if timed:
+            runs.run([speed(config, timed)])
         show(workdir)
 
 
@@ -329,24 +338,29 @@ def show(workdir: Path) -> None:
     print(f"Report: {page}")
 
 
-def measure_speed(
-    path: Path,
-    evaluators: dict[str, Evaluator],
-    batch: int,
-    length: int,
-    lengths: Sequence[int],
-    repeats: int,
-) -> None:
+def speed(config: CompareConfig, evaluators: dict[str, Evaluator]) -> Work:
     """Writes speed.json, unless it is there for these encodings, lengths and repeats.
 
-    Encodings of which a run failed are not among them.
+    One run, for all schemes are timed in turn, on one device. Encodings of which a run failed are
+    not among them.
     """
+    path = Path(config.workdir, "speed.json")
     specs = {name: e.trainer.config.encoding for name, e in evaluators.items()}
+    lengths, repeats = config.timing_lengths, config.timing_repeats
     subject = {"specs": specs, "lengths": list(lengths), "repeats": repeats}
-    if evaluators and (not path.exists() or json.loads(path.read_text()).get("of") != subject):
+
+    def measure(worker: Worker) -> dict | None:
         logging.info("Measuring speed and memory, all schemes in turn")
-        timings = model_speed.measure(evaluators, batch, length, lengths, repeats)
-        save_json(path, {**timings, "of": subject})
+        sizes = config.batch, config.length, lengths, repeats
+        timings = model_speed.measure(evaluators, *sizes, lambda _: worker.stop.signal is None)
+        return None if worker.stop.signal is not None else {**timings, "of": subject}
+
+    def runs() -> Runs[None]:
+        if path.exists() and json.loads(path.read_text()).get("of") != subject:
+            path.unlink()
+        yield [Run("speed and memory", path, 0, measure)]
+
+    return Work("speed", [0], runs())
 
 
 def look(config: CompareConfig) -> None:
@@ -359,7 +373,7 @@ def look(config: CompareConfig) -> None:
         config, (source, _), _, evaluators, about, meshes = opened(config)
         text = kept_text(config, source)
         about["looks"].append({"command": about["command"], "windows": len(text)})
-    with driver.opened(workdir, manifest.NAME, about, meshes):
+    with driver.opened(main, config, workdir / manifest.NAME, about, meshes):
         for name, evaluator in evaluators.items():
             for seed in config.every_seed:
                 path = workdir / run_path(evaluator.trainer.config.encoding, seed)

@@ -124,7 +124,7 @@ def main(config: ExtendConfig) -> None:
         passkeys_by_length = passkey_questions(config, source)
         now = described(config, bases, others)
         now["checkpoints"] = check_resumable(config, now) | now["checkpoints"]
-    with driver.opened(workdir, "config.json", now, meshes) as runs:
+    with driver.opened(main, config, workdir / "config.json", now, meshes) as runs:
         methods = Methods(config, bases, others, source, passkeys_by_length)
         if (entries := run_methods(methods, runs)) is not None:
             write_results(config, bases[0].config.length, now, entries)

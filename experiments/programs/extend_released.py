@@ -93,7 +93,7 @@ def main(config: ReleasedConfig) -> None:
             (searched_on,) = documents.read(
                 own, released.checkpoint.tokenizer, corpus, "validation"
             )
-    with driver.opened(workdir, "config.json", now, meshes) as runs:
+    with driver.opened(main, config, workdir / "config.json", now, meshes) as runs:
         methods = ReleasedMethods(config, released, read, asked, searched_on)
         entries = run_methods(methods, runs)
         write_results(config, released, now, entries)

@@ -163,7 +163,7 @@ def main(config: ImagesConfig) -> None:
     workdir, config = Path(config.workdir), config.resolved()
     parts = {item: (item[0], *conventions) for item, conventions in grouped(config).items()}
     train = functools.partial(run, config, functools.cache(lambda: draw_test_sets(config)))
-    with completed(config, BINDING, parts, train) as (now, runs):
+    with completed(main, config, BINDING, parts, train) as (now, runs):
         by_entry = {(spec, c): runs[spec, trained_with(c)] for spec, c in config.entries}
         rows = [*images_report.rows(config, by_entry)]
         specs = {name: spec for name, (spec, _) in zip(names(config), config.entries, strict=True)}

@@ -228,7 +228,7 @@ def main(config: TasksConfig) -> None:
     workdir, config = Path(config.workdir), config.resolved()
     parts = {entry: entry for entry in config.entries()}
     train, also = functools.partial(run, config), functools.partial(digests, config)
-    with completed(config, BINDING, parts, train, len(config.tasks), also) as (now, runs):
+    with completed(main, config, BINDING, parts, train, len(config.tasks), also) as (now, runs):
         fixed = {name: best_fixed_answers(config, tasks.TASKS[name]) for name in config.tasks}
         rows = [*tasks_report.rows(config, runs, fixed)]
         schemes = of_table(rows)

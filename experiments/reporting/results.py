@@ -368,15 +368,19 @@ def _run(folder: Path, seed: int, name: str = EVALUATION) -> Run:
             return Run(seed, "failed", str(_json(failed).get("reason")), *about)
         return Run(seed, "missing", f"no {name}: not finished, or it failed", *about)
     try:
-        evaluation = _json(path)
-        status, reason = str(evaluation["status"]), str(evaluation.get("reason") or "")
-        numbers = losses(evaluation)
+        return evaluated(seed, _json(path), *metrics, folder)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return Run(seed, "unreadable", f"{name}: {type(error).__name__}", *about)
+
+
+def evaluated(seed: int, evaluation: dict[str, Any], *about: Any) -> Run:
+    """The run of an evaluation, and what else is known `about` it, from its metrics on."""
+    status, reason = str(evaluation["status"]), str(evaluation.get("reason") or "")
+    numbers = losses(evaluation) if status != "failed" else {}
     loss = evaluation.get("train_loss")
     if status == "ok" and loss is not None and not math.isfinite(loss):
         status, reason = "diverged", f"the training loss is {loss}"
-    return Run(seed, status, reason, numbers, evaluation, *metrics, folder)
+    return Run(seed, status, reason, numbers, evaluation, *about)
 
 
 def rate_folder(folder: str, rate: float, encoding_rate: float) -> Path:

@@ -187,7 +187,7 @@ def test_times_are_of_the_tokens_that_a_call_computes(tmp_path, monkeypatch, sha
     monkeypatch.setattr(
         compare.Evaluator, "run", lambda e, p, x: (rows.append(x.shape), evaluate(e, p, x))[1]
     )
-    seconds = lambda programs, repeats: {program: [1.0] * repeats for program in programs}  # noqa: E731
+    seconds = lambda programs, repeats, proceed: {name: [1.0] * repeats for name in programs}  # noqa: E731
     monkeypatch.setattr(compare.model_speed.timing, "interleave", seconds)
     found = compare.model_speed.measure({"nope": evaluator}, tiny.R, tiny.L, (64,), 5)
     count = tiny.R * tiny.L // 64  # rows of a batch at that length
@@ -269,10 +269,9 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
     more = tmp_path / "more"
     shutil.copytree(folder, more)
     timed = []
-    monkeypatch.setattr(compare.SchemeRuns, "train_run", lambda *_: None)
-    note = lambda e, *_: timed.extend(e) or {"encodings": e}  # noqa: E731
+    monkeypatch.setattr(compare.SchemeRuns, "train_run", lambda *_: {"status": "ok"})
+    note = lambda e, *_: timed.extend(e) or {"encodings": {}}  # noqa: E731
     monkeypatch.setattr(compare.model_speed, "measure", note)
-    monkeypatch.setattr(compare, "save_json", lambda *_: None)
     monkeypatch.setattr(report, "build", lambda _: "here")
     monkeypatch.setattr(report, "summary", lambda _: "")
     compare.main(change(chosen(more), encodings=("nope", "learned(length={length})", "alibi")))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from experiments.running.configs.sweep import Sweep
 from experiments.running.schedule import driver
 from experiments.running.schedule.work import FAILED, Run, Work
 from pe_jax.validation import ConfigError
@@ -15,15 +16,20 @@ def work(folder, name, *train, planned=1):
     def runs():
         results = []
         for k, each in enumerate(train):
-            results.append((yield Run(f"{name} {k}", folder / name / f"{k}.json", 3, each)))
+            results += yield [Run(f"{name} {k}", folder / name / f"{k}.json", 3, each)]
         return results
 
     return Work(name, [3] * planned, runs())
 
 
+def opened(folder, meshes=("mesh",)):
+    path = folder / "config.json"
+    return driver.opened(opened, Sweep(), path, {"made": "here"}, list(meshes))
+
+
 def drive(folder, works, meshes=("mesh",)):
-    with driver.opened(folder, "config.json", {"made": "here"}, list(meshes)) as opened:
-        return opened.run(works)
+    with opened(folder, meshes) as runs:
+        return runs.run(works)
 
 
 def ok(worker):
@@ -43,8 +49,8 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capsys, caplog
 
     def program():
         works = [work(tmp_path, "a", fails, ok), work(tmp_path, "b", ok)]
-        with driver.opened(tmp_path, "config.json", {}, ["mesh"]) as opened:
-            reached.append(opened.run(works))
+        with opened(tmp_path) as runs:
+            reached.append(runs.run(works))
 
     with pytest.raises(SystemExit) as end:
         program()

@@ -48,7 +48,7 @@ def comparison(tmp_path_factory, shared_programs) -> Path:  # noqa: F811
     fields |= {"workdir": str(folder / "compared"), "data": data(folder), "steps": 20, "workers": 1}
     config = CompareConfig(**fields | more)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "measure_speed", lambda *_: None)
+        patch.setattr(compare.model_speed, "measure", lambda *_: {})
         patch.setattr(compare, "show", lambda _: None)
         compare.main(config)
     return Path(config.workdir)

@@ -12,6 +12,8 @@ from typing import Any
 from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError, nearest
 
+NAME = "config_file"  # of its module
+
 
 def load(source: str, *kinds: type) -> Any:
     """A draft of the config of FILE, or FILE:ARGUMENT.
@@ -24,12 +26,9 @@ def load(source: str, *kinds: type) -> Any:
     if argument and not local("--config", path).is_file():  # its folder may have a colon
         path, *argument = source.rsplit(":", 1)
     path = str(local("--config", path))
-    spec = importlib.util.spec_from_file_location("config_file", path)
-    if not Path(path).is_file() or spec is None or spec.loader is None:
+    module = imported(path)
+    if module is None:
         raise ConfigError(f"--config={source}: {_missing(path)}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
     if not callable(getattr(module, "get_config", None)):
         raise ConfigError(f"--config={source}: the file has no get_config(); see configs/train.py")
     try:
@@ -50,6 +49,17 @@ def load(source: str, *kinds: type) -> Any:
         what = f"is a {type(config).__name__}, this program takes a {wanted}"
         raise ConfigError(f"--config={source}: it {what}; see configs/")
     return draft(config)
+
+
+def imported(path: str) -> Any:
+    """The module of a config file, which may register encodings; None if there is no such file."""
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    if not Path(path).is_file() or spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
 
 
 def _missing(path: str) -> str:

@@ -19,8 +19,8 @@ import rich.console
 from absl import app, flags, logging
 
 from experiments.running.command import config_files, help_text
-from experiments.running.configs.sweep import REFERENCES
-from experiments.running.process import distributed, signals
+from experiments.running.configs.sweep import REFERENCES, Sweep
+from experiments.running.process import distributed, ray_nodes, signals
 from experiments.running.process.errors import one_line_errors
 from pe_jax import config_fields
 from pe_jax.training import paths
@@ -201,6 +201,10 @@ def _start(main: Callable[[Any], None], arguments: Sequence[str], repeated: Sequ
             check_writable(workdir)
             check_compiles()
             config = dataclasses.replace(config, workdir=str(workdir))
+    if isinstance(config, Sweep) and config.cluster:
+        with one_line_errors():
+            ray_nodes.leave_to_cluster(config)
+        flags.FLAGS.detect = False
     keep_programs()
     with distributed.connected(), one_line_errors():  # a disk may fill at any moment
         main(config)

@@ -27,13 +27,17 @@ class Sweep:
     Attributes:
       encodings: each an encoding, a sum or a pattern over layers.
       devices: "one" device per run, runs in parallel; or "all" devices for each run, by the mesh.
-      workers: encodings in parallel; 0 is one per CPU core or TPU core, and one on a GPU.
+      workers: encodings in parallel; 0 is one per CPU core or TPU core, and one on a GPU. On a
+        cluster: runs in parallel; 0 is one per GPU, per TPU core, or where there are none per core.
+      cluster: "local" does runs in a process per device of this machine, "ray" on the running Ray
+        cluster that RAY_ADDRESS names, or this machine is a node of; "" in this process.
       mesh: the devices.
     """
 
     encodings: tuple[str, ...] = ranged(("rope",), "at least one encoding", lambda v: len(v) > 0)
     devices: str = choice_field("one", ("one", "all"))
     workers: int = int_field(0, 0)
+    cluster: str = choice_field("", ("", "local", "ray"))
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
     def spec(self, text: str) -> Spec:

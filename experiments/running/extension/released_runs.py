@@ -146,7 +146,8 @@ class ReleasedMethods:
 
         def runs() -> Runs[dict]:
             file = Path(self.config.workdir) / "factors.json"
-            return (yield Run("LongRoPE's search", file, steps, self._search))
+            (result,) = yield [Run("LongRoPE's search", file, steps, self._search)]
+            return result
 
         steps = cost(self.released.trained.target, self.config.search)
         return Work("factors", [steps], runs())
@@ -221,15 +222,18 @@ class ReleasedMethods:
         by_document: dict[str, Any] = {str(d.number): {} for d in self.documents}
         top = Path(self.config.workdir, "runs", folder(spec))
         for test, length, steps in self._cells():
+            runs = []
             for document in self.documents:
                 label = f"{name} {document.name} {test} {length}"
                 file = top / f"document{document.number}" / f"{folder(test)}-{length}.json"
                 measure = functools.partial(self._measure, test, length, document, reader, encoding)
-                result = yield Run(label, file, steps, functools.partial(measure, steps))
+                runs.append(Run(label, file, steps, functools.partial(measure, steps)))
+            results = yield runs
+            for document, run, result in zip(self.documents, runs, results, strict=True):
                 if result.get("encoding", encoding) != encoding:
                     raise ConfigError(
                         f"encodings: {name!r} is {encoding!r} here, {result['encoding']!r} in"
-                        f" {file}; use a new --config.workdir"
+                        f" {run.file}; use a new --config.workdir"
                     )
                 by_document[str(document.number)].setdefault(test, {})[str(length)] = result
         return by_document

@@ -108,7 +108,8 @@ class Methods:
 
         def runs() -> Runs[dict]:
             file = Path(self.config.workdir) / "factors.json"
-            return (yield Run("LongRoPE's search", file, 0, self._search))
+            (result,) = yield [Run("LongRoPE's search", file, 0, self._search)]
+            return result
 
         return Work("factors", [0], runs())
 
@@ -145,27 +146,33 @@ class Methods:
         Raises:
           ConfigError: saved results are another encoding's.
         """
-        config, by_seed = self.config, {}
+        config, runs = self.config, []
         bases, kind, spec = self.bases, "runs", names(config).get(name, "")
         if name in self.others:  # apart: `nope` is a method too
             bases, kind, spec = self.others[name], "trained", encoding
         first = longer(config, bases[0], encoding, Path(config.workdir))
         evaluator = functools.cache(lambda mesh: Evaluator(prepare(first, mesh), config.eval))
         for base in bases:
-            seed, by_part = base.config.seed, {}
+            seed = base.config.seed
             path = Path(config.workdir, kind, folder(spec), f"seed{seed}")
             run = longer(config, base, encoding, path)
             for part, steps in self.parts.items():
                 label = f"{name} seed {seed}" + f" {part}" * (len(self.parts) > 1)
                 evaluate = functools.partial(self._evaluate, base, run, steps, evaluator)
-                by_part[part] = result = yield Run(label, path / f"{part}.json", steps, evaluate)
-                if result.get("encoding", encoding) != encoding:
-                    raise ConfigError(
-                        f"encodings: {name!r} is {encoding!r} here, {result['encoding']!r} in"
-                        f" {path / part}.json; use a new --config.workdir"
-                    )
-            by_seed[seed] = by_part
-        return by_seed
+                runs.append(Run(label, path / f"{part}.json", steps, evaluate))
+        results = yield runs
+        for run, result in zip(runs, results, strict=True):
+            if result.get("encoding", encoding) != encoding:
+                raise ConfigError(
+                    f"encodings: {name!r} is {encoding!r} here, {result['encoding']!r} in"
+                    f" {run.file}; use a new --config.workdir"
+                )
+        count = len(self.parts)
+        parts = [results[k : k + count] for k in range(0, len(results), count)]
+        return {
+            base.config.seed: dict(zip(self.parts, found, strict=True))
+            for base, found in zip(bases, parts, strict=True)
+        }
 
     def _evaluate(
         self,

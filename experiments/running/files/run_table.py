@@ -30,12 +30,14 @@ class Run:
       first: the step of its first report.
       last: its last report.
       ended: whether it has finished, or failed.
+      where: node and device, on a cluster.
     """
 
     steps: int
     first: int = 0
     last: metrics.Progress | None = None
     ended: bool = False
+    where: str = ""
 
 
 class RunTable(contextlib.AbstractContextManager):
@@ -92,11 +94,14 @@ class RunTable(contextlib.AbstractContextManager):
             self.finished += 1
         self._say(label, "was finished")
 
-    def start(self, job: Hashable, label: str, steps: int) -> None:
-        """Starts a run."""
+    def start(self, job: Hashable, label: str, steps: int, where: str = "") -> None:
+        """Starts a run, or starts it again elsewhere."""
         with self.lock:
-            self._take(job, steps)
-            self.runs[label] = Run(steps)
+            if label not in self.runs:
+                self._take(job, steps)
+            self.runs[label] = Run(steps, where=where)
+        if where:
+            self._say(label, f"begins on {where}")
 
     def report(self, progress: metrics.Progress) -> None:
         """Shows how far a run is."""
@@ -156,7 +161,9 @@ class RunTable(contextlib.AbstractContextManager):
             caption = f"{self.finished} of {self.count} runs are finished; {self.left()}"
             table = rich.table.Table(caption=caption, box=None, pad_edge=False)
             table.add_column("run", no_wrap=True, max_width=self.console.width // 3)
-            for name in ("", "step", "loss", "speed"):
+            names = ("", "step", "loss", "speed")
+            on_nodes = any(run.where for run in self.runs.values())
+            for name in (*names, "on") if on_nodes else names:
                 table.add_column(name, justify="right", no_wrap=True)
             for label, run in self.runs.items():
                 name, last = rich.text.Text(label), run.last  # no markup in brackets
@@ -166,5 +173,5 @@ class RunTable(contextlib.AbstractContextManager):
                 loss = "" if last is None or last.loss is None else f"{last.loss:.4f}"
                 speed = "" if last is None else last.speed
                 if label in visible:
-                    table.add_row(name, *cells, loss, speed)
+                    table.add_row(name, *cells, loss, speed, *[run.where] * on_nodes)
         return table

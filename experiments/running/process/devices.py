@@ -1,6 +1,7 @@
 """How the runs of a sweep share the devices: one each, in parallel, or all of them in turn."""
 
 import itertools
+import math
 import os
 
 import jax
@@ -9,7 +10,19 @@ from jax.sharding import Mesh
 
 from experiments.running.configs.sweep import Sweep
 from pe_jax.training import sharding
+from pe_jax.training.config import MeshConfig
 from pe_jax.validation import ConfigError
+
+
+def cores() -> int:
+    """The CPU cores of this process, which may be some, as under taskset or in a container."""
+    return len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))
+
+
+def least_devices(mesh: MeshConfig) -> int:
+    """The least number of devices of a mesh."""
+    sizes = [getattr(mesh, axis) for axis in sharding.AXES]
+    return math.prod(size for size in sizes if size > 0)
 
 
 def run_meshes(config: Sweep) -> list[Mesh]:
@@ -26,9 +39,11 @@ def run_meshes(config: Sweep) -> list[Mesh]:
     """
     if jax.process_count() > 1:
         raise ConfigError(
-            f"{jax.process_count()} processes: a comparison runs in one; start one per host,"
-            " without a cluster's variables, each with --config.encodings and its own workdir"
+            f"{jax.process_count()} processes: a comparison starts in one; with"
+            " --config.cluster=ray it uses the machines of a cluster (docs/launching.md)"
         )
+    if config.cluster:
+        return [sharding.make_mesh(config.mesh, jax.devices()[: least_devices(config.mesh)])]
     devices = jax.devices()
     described = f"{len(devices)} × {devices[0].device_kind}"
     if config.devices == "all":
@@ -45,15 +60,10 @@ def run_meshes(config: Sweep) -> list[Mesh]:
             raise ConfigError(
                 f"mesh.{axis}={size}: each run has one device; pass --config.devices=all"
             )
-    # Under taskset, SLURM or in a container this process may use some of the cores; Linux says so.
-    allowed = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
-    default = {"cpu": len(allowed(0)), "gpu": 1}.get(devices[0].platform, len(devices))
+    default = {"cpu": cores(), "gpu": 1}.get(devices[0].platform, len(devices))
     count = config.workers or default
     if devices[0].platform == "gpu" and max(count, len(devices)) > 1:
-        other = (
-            "pass --config.devices=all, or start a process per GPU (CUDA_VISIBLE_DEVICES) with its"
-            " own encodings and workdir"
-        )
+        other = "pass --config.cluster=local, for a process per GPU, or --config.devices=all"
         if count > 1:
             raise ConfigError(f"workers={count}: on GPUs a process has one run at a time; {other}")
         logging.warning("One of %s is used: %s", described, other)

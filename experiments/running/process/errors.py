@@ -5,10 +5,19 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
+from typing import NoReturn
 
 import jax
 
 from pe_jax.validation import ConfigError
+
+
+class Refused(SystemExit):
+    """The end of a program after an error that was reported on one line."""
+
+    def __init__(self, message: str):
+        super().__init__(2)
+        self.message = message
 
 
 @contextlib.contextmanager
@@ -36,7 +45,8 @@ def _missing_device() -> str | None:
     return None
 
 
-def exit_with(message: str) -> None:
+def exit_with(message: str) -> NoReturn:
     """Prints a message on one line and exits with status 2."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+    line = " ".join(message.split())
+    print(f"error: {line}", file=sys.stderr)
+    raise Refused(line)

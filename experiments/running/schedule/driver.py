@@ -1,47 +1,93 @@
-"""The driver of runs: which are finished, which fail and why, who trains which, the time left.
+"""The driver of runs: which are finished, which fail and why, who does which, the time left.
 
-A program has a list of `Work`: the runs of one scheme, say, which follow each other, as they share
-compiled programs and later ones depend on what earlier ones found. That runs are kept, stopped,
-timed, or fail, is written here, once.
+A program has a list of `Work`: the runs of one scheme, say. That runs are kept, stopped, timed, or
+fail, is written here, once. What does a run is a slot: a device of this process, or a process of a
+cluster.
 """
 
 import contextlib
 import json
-import queue
 import signal
 import sys
-import time
-import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from absl import logging
 from jax.sharding import Mesh
 
+from experiments.running.configs.sweep import Sweep
 from experiments.running.files.provenance import environment, save_json
 from experiments.running.files.run_table import RunTable
 from experiments.running.process import signals
 from experiments.running.process.errors import one_line_errors
 from experiments.running.process.lock import Lock
-from experiments.running.schedule.work import FAILED, Run, Work, Worker
-from pe_jax.validation import ConfigError
+from experiments.running.schedule import cluster
+from experiments.running.schedule.pending import Pending, Place
+from experiments.running.schedule.work import FAILED, Lost, Run, Work, Worker, do
+from pe_jax.training.metrics import Progress
+
+TRIES = 3  # of a run whose process is lost
+
+
+class Slot(Protocol):
+    """Does one run at a time.
+
+    Attributes:
+      where: node and device; "" in this process.
+    """
+
+    where: str
+
+    def do(
+        self, run: Run, place: Place, stop: signals.Stop, report: Callable[[Progress], None]
+    ) -> dict | None:
+        """The result of a run, as of `work.do`; raises Lost."""
+        ...
+
+    def ready(self, needed: Callable[[], bool]) -> bool:
+        """Whether it can do runs; after Lost it waits for that as long as it is needed."""
+        ...
+
+
+class Device:
+    """A slot of this process: the devices of a mesh."""
+
+    where = ""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+
+    def do(
+        self, run: Run, place: Place, stop: signals.Stop, report: Callable[[Progress], None]
+    ) -> dict | None:
+        """The result of a run, as of `work.do`."""
+        return do(run, Worker(run.label, self.mesh, stop, report))
+
+    def ready(self, needed: Callable[[], bool]) -> bool:
+        """Always."""
+        return True
 
 
 class Driver:
     """Runs lists of work in a workdir that `opened` has locked.
 
     Attributes:
-      meshes: the devices of each concurrent run.
+      slots: what does the runs.
+      shared: whether runs of one work may go to several slots.
       failures: label and reason of each run that failed.
+      lost: how many processes each run has lost.
     """
 
-    def __init__(self, meshes: list[Mesh]):
-        self.meshes, self.failures = meshes, list[str]()
+    def __init__(self, slots: Sequence[Slot], shared: bool = False):
+        self.slots, self.shared = slots, shared
+        self.failures, self.lost = list[str](), Counter[str]()
+        self.earlier: list[Any] = []  # results of lists that are done
 
     def run(self, works: Iterable[Work]) -> dict[Any, Any]:
-        """Name → what came of the work; works start in this order, one per mesh at a time.
+        """Name → what came of the work; works start in this order.
 
         A run that fails has a result with the status "failed" and the reason, and the others go on.
         Exits with a signal's status if one came; on one line after a ConfigError or an OSError, as
@@ -50,24 +96,35 @@ class Driver:
         works = list(works)
         steps = {work.name: work.steps for work in works}
         with signals.Stop() as stop, one_line_errors(), RunTable(steps) as table:
-            outcomes = run_in_parallel(
-                lambda work, mesh: self._all(work, mesh, stop, table), works, self.meshes, stop
-            )
+            stopped = lambda: stop.signal is not None  # noqa: E731
+            pending = Pending(works, self.shared, stopped, self.earlier)
+            in_parallel(lambda slot: self._serve(slot, pending, stop, table), self.slots, stop)
+            if not (pending.over() or stopped()):
+                raise OSError("all processes of the cluster are lost; the same command continues")
         stop.leave()
-        return {work.name: outcome for work, outcome in zip(works, outcomes, strict=True)}
+        self.earlier.append(pending.results())
+        return {work.name: outcome for work, outcome in zip(works, pending.outcomes(), strict=True)}
 
-    def _all(self, work: Work, mesh: Mesh, stop: signals.Stop, table: RunTable) -> Any:
-        """What came of a work; None if a signal came before its end."""
-        try:
-            run = next(work.runs)
-            while (result := self._result(run, work.name, mesh, stop, table)) is not None:
-                run = work.runs.send(result)
-        except StopIteration as end:
-            return end.value
-        work.runs.close()
+    def _serve(self, slot: Slot, pending: Pending, stop: signals.Stop, table: RunTable) -> None:
+        """Has a slot do runs, as long as there are some."""
+        while slot.ready(pending.open) and (place := pending.take(slot)) is not None:
+            run = pending.run(place)
+            try:
+                result = self._result(run, pending.works[place.work].name, place, slot, stop, table)
+            except Lost as error:
+                self._log_loss(run, error)
+                pending.back(place)
+            else:
+                pending.give(place, result)
 
     def _result(
-        self, run: Run, name: Hashable, mesh: Mesh, stop: signals.Stop, table: RunTable
+        self,
+        run: Run,
+        name: Hashable,
+        place: Place,
+        slot: Slot,
+        stop: signals.Stop,
+        table: RunTable,
     ) -> dict | None:
         """The result of a run, as it is in its file; None if a signal came."""
         if run.file.exists():
@@ -77,45 +134,63 @@ class Driver:
                 return saved
             except ValueError as error:
                 logging.warning("%s: %s; the run is done again", run.file, error)
-        if stop.signal is not None:
-            return None
         failed = run.file.with_suffix(FAILED)
         failed.unlink(missing_ok=True)  # of an earlier start
-        table.start(name, run.label, run.steps)
-        begin = time.monotonic()
+        table.start(name, run.label, run.steps, slot.where)
         try:
-            result = run.train(Worker(run.label, mesh, stop, table.report))
-        except (ConfigError, OSError):
-            raise
-        except Exception as error:  # a compiler, an allocator or the code of an encoding
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-            logging.error("%s failed: %s", run.label, "".join(traceback.format_exception(error)))
-            self.failures.append(f"{run.label}: {reason}")
-            result = {"status": "failed", "reason": reason, **environment()}
+            result = slot.do(run, place, stop, table.report)
+        except Lost as error:
+            if self.lost[run.label] + 1 < TRIES:
+                raise
+            reason = f"lost {TRIES} processes, the last one so: {error}"
+            result = {"status": "failed", "reason": reason, "traceback": "", **environment()}
+        if result is None:
+            return None
+        if result.get("status") == "failed":
+            logging.error("%s failed: %s", run.label, result.pop("traceback"))
+            self.failures.append(f"{run.label}: {result['reason']}")
             save_json(failed, result)
             table.finish(run.label, "failed")
             return result
-        if result is None:
-            return None
-        result |= {"seconds": time.monotonic() - begin, **environment()}
         save_json(run.file, result)
         table.finish(run.label)
         return json.loads(run.file.read_text())  # as when it is read again: keys are strings
 
+    def _log_loss(self, run: Run, error: Lost) -> None:
+        self.lost[run.label] += 1
+        text = "%s: its process is lost, and it goes on in another: %s"
+        logging.warning(text, run.label, error)
+
 
 @contextlib.contextmanager
-def opened(workdir: Path, name: str, manifest: dict, meshes: list[Mesh]) -> Iterator[Driver]:
-    """Locks a workdir, saves the manifest of its runs in a file of this name, and gives a driver.
+def opened(
+    program: Callable[[Any], Any], config: Sweep, path: Path, manifest: dict, meshes: list[Mesh]
+) -> Iterator[Any]:
+    """Locks a workdir, saves the manifest of its runs, and gives a driver.
 
     At the end the program exits with status 1 if a run failed, and names each. An OSError is one
     line.
+
+    Args:
+      program: of the config; the processes of a cluster call it too.
+      config: as the program was called with.
+      path: of the manifest, in the workdir.
+      manifest: what all runs depend on.
+      meshes: the devices of each concurrent run, where they are in this process.
     """
+    if cluster.HOST is not None:  # this is such a process
+        yield cluster.HOST.opened(manifest, meshes[0])
+        return
     with one_line_errors():
-        lock = Lock(workdir)
-    driver = Driver(meshes)
-    with contextlib.closing(lock):
+        lock = Lock(path.parent)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(lock))
         with one_line_errors():
-            save_json(workdir / name, manifest)
+            save_json(path, manifest)
+            slots: Sequence[Slot] = [Device(mesh) for mesh in meshes]
+            if config.cluster:
+                slots = stack.enter_context(cluster.slots(program, config, path, manifest))
+        driver = Driver(slots, shared=bool(config.cluster))
         yield driver
     if driver.failures:
         print("error: the same command tries these again, and no others:", file=sys.stderr)
@@ -123,37 +198,24 @@ def opened(workdir: Path, name: str, manifest: dict, meshes: list[Mesh]) -> Iter
         sys.exit(1)
 
 
-def run_in_parallel(
-    run: Callable[[Any, Mesh], Any], jobs: Iterable[Any], meshes: list[Mesh], stop: signals.Stop
-) -> list:
-    """The results of run(job, mesh), in the order of the jobs; each takes the next free mesh.
+def in_parallel(run: Callable[[Any], None], slots: Sequence[Any], stop: signals.Stop) -> None:
+    """Calls run(slot) for all slots at the same time.
 
-    After the first error no job starts and `stop` ends the running ones, as after a signal; then
-    the error is raised.
+    After the first error `stop` ends the others, as after a signal; then the error is raised.
     """
-    free: queue.SimpleQueue = queue.SimpleQueue()
-    for mesh in meshes:
-        free.put(mesh)
 
-    def run_job(job: Any) -> Any:
-        mesh = free.get()
+    def guarded(slot: Any) -> None:
         try:
-            return run(job, mesh)
+            run(slot)
         except BaseException:
             stop.signal = stop.signal or signal.SIGTERM
             raise
-        finally:
-            free.put(mesh)
 
-    with futures.ThreadPoolExecutor(len(meshes)) as pool:
-        submitted = [pool.submit(run_job, job) for job in jobs]
-        while True:
-            # Only this thread runs handlers, and a signal that came to another does not wake it: so
-            # after SIGSTOP and SIGCONT, as SLURM suspends and resumes.
-            done, pending = futures.wait(submitted, 1.0, futures.FIRST_EXCEPTION)
-            failed = [future for future in done if future.exception() is not None]
-            if failed or not pending:
-                break
-        for future in pending:
-            future.cancel()
-    return [future.result() for future in failed or submitted]
+    with futures.ThreadPoolExecutor(len(slots)) as pool:
+        submitted = [pool.submit(guarded, slot) for slot in slots]
+        # Only this thread runs handlers, and a signal that came to another does not wake it, as
+        # after SIGSTOP and SIGCONT, with which SLURM suspends and resumes.
+        while futures.wait(submitted, 1.0).not_done:
+            pass
+    for future in submitted:
+        future.result()

@@ -78,10 +78,12 @@ def untried(pairs: list[Pair], losses: Losses, rounds: int) -> list[Pair]:
     return []
 
 
-def search(pairs: list[Pair], loss: Callable[[Pair], Runs[float]], rounds: int) -> Runs[Losses]:
-    """The losses of all pairs that are to be tried, in that order, each of a run."""
+def search(
+    pairs: list[Pair], tried: Callable[[list[Pair]], Runs[list[float]]], rounds: int
+) -> Runs[Losses]:
+    """The losses of all pairs that are to be tried, each of a run; those of a round go together."""
     losses: Losses = {}
     while missing := untried(pairs, losses, rounds):
-        for pair in missing:
-            losses[pair] = yield from loss(pair)
+        found = yield from tried(missing)
+        losses |= zip(missing, found, strict=True)
     return losses

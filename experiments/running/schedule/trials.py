@@ -55,25 +55,25 @@ class Trials:
         config = self.config
         first, *others = config.every_seed
 
-        def run(pair: Pair, seed: int) -> Runs[dict]:
+        def run(pair: Pair, seed: int) -> Run:
             path = str(Path(name, rates_name(*pair), f"seed{seed}"))
             label, file = f"{' '.join(self.entry)} {path}", self.folder / f"{path}.json"
-            result = yield Run(label, file, config.steps, functools.partial(train, pair, seed))
-            return {**result, **dict(zip(RATES, pair, strict=True))}
+            return Run(label, file, config.steps, functools.partial(train, pair, seed))
 
         tried: dict[Pair, dict] = {}
 
-        def loss(pair: Pair) -> Runs[float]:
-            tried[pair] = yield from run(pair, first)
-            found = tried[pair].get("validation_loss")
-            return math.inf if found is None else found
+        def losses_of(pairs: list[Pair]) -> Runs[list[float]]:
+            results = yield [run(pair, first) for pair in pairs]
+            tried.update(zip(pairs, results, strict=True))
+            found = [result.get("validation_loss") for result in results]
+            return [math.inf if loss is None else loss for loss in found]
 
-        losses = yield from rate_search.search(self.pairs, loss, config.rate_rounds)
+        losses = yield from rate_search.search(self.pairs, losses_of, config.rate_rounds)
         used = rate_search.best(losses)
-        by_seed = {first: tried[used]}
-        for seed in others:
-            by_seed[seed] = yield from run(used, seed)
-        return by_seed
+        results = yield [run(used, seed) for seed in others]
+        rates = dict(zip(RATES, used, strict=True))
+        by_seed = zip(config.every_seed, [tried[used], *results], strict=True)
+        return {seed: {**result, **rates} for seed, result in by_seed}
 
     def train(
         self,
@@ -116,6 +116,7 @@ class Trials:
 
 @contextlib.contextmanager
 def completed(
+    program: Callable[[Any], Any],
     config: TrialsConfig,
     binding: tuple[str, ...],
     entries: Mapping[tuple[str, str], Iterable[str]],
@@ -128,6 +129,7 @@ def completed(
     Exits on one line if the config or the workdir is invalid, before anything is written.
 
     Args:
+      program: which calls this.
       config: of the sweep.
       binding: further fields that must equal those of the workdir's config.
       entries: what runs in parallel, an encoding first → the parts of its folder's name.
@@ -151,5 +153,5 @@ def completed(
         trials = Trials(config, workdir / "runs" / folder(*parts), parts)
         count = searches * (len(trials.pairs) + config.seeds - 1)
         works.append(Work(entry, [config.steps] * count, run(entry, trials)))
-    with driver.opened(workdir, path.name, manifest, meshes) as runs:
+    with driver.opened(program, config, path, manifest, meshes) as runs:
         yield now, runs.run(works)

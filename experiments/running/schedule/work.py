@@ -1,16 +1,21 @@
-"""A list of work, as programs make it and the driver runs it: runs that follow each other.
+"""A list of work, as programs make it and the driver runs it: runs, and what they come to.
 
-`Work` is a generator: it yields a `Run` and gets its result back, a saved one or a new one. What is
-trained and in which order can be read there from top to bottom.
+`Work` is a generator: it yields runs that need nothing of each other, and gets their results back,
+saved or new ones. What is trained and in which order can be read there from top to bottom. It may
+be run again from its results, in another process: so what it does between runs follows from these.
 """
 
+import time
+import traceback
 from collections.abc import Callable, Generator, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jax.sharding import Mesh
 
+from experiments.running.files.provenance import environment
 from experiments.running.process import signals
+from pe_jax.validation import ConfigError
 
 if TYPE_CHECKING:  # reports read rates without what a training loop needs
     from pe_jax.training.metrics import Progress
@@ -51,11 +56,38 @@ class Run(NamedTuple):
     train: Callable[[Worker], dict | None]
 
 
-Runs = Generator[Run, dict, T]  # yields runs, gets their results, returns what came of them
+# Yields runs that need nothing of each other, gets their results, returns what came of all.
+Runs = Generator[Sequence[Run], Sequence[dict], T]
+
+
+def do(run: Run, worker: Worker) -> dict | None:
+    """The result of a run, with how it was made; None if a signal came first.
+
+    A run that fails has the status "failed", a reason and a traceback.
+
+    Raises:
+      ConfigError, OSError: as these are not of one run.
+    """
+    begin = time.monotonic()
+    try:
+        result = run.train(worker)
+    except (ConfigError, OSError):
+        raise
+    except Exception as error:  # a compiler, an allocator or the code of an encoding
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        trace = "".join(traceback.format_exception(error))
+        return {"status": "failed", "reason": reason, "traceback": trace, **environment()}
+    if result is None:
+        return None
+    return result | {"seconds": time.monotonic() - begin, **environment()}
+
+
+class Lost(Exception):
+    """The process of a run is gone, as with its node; the message is the reason."""
 
 
 class Work(NamedTuple):
-    """Runs that follow each other.
+    """Runs that belong together.
 
     Attributes:
       name: of what they belong to.

@@ -1,0 +1,308 @@
+"""Runs of one program in the processes of a Ray cluster: on GPUs of a machine, or on many machines.
+
+Each process starts the same program with the same config. Where the program would run its list of
+work, it does the runs that the head asks for, and sends their results back: so only the config,
+results and progress go over the network. Ray starts the processes where devices are free, and tells
+when one is lost.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import logging
+from jax.sharding import Mesh
+
+from experiments.running.command import config_files, launch
+from experiments.running.configs.sweep import Sweep
+from experiments.running.files.manifest import PACKAGES
+from experiments.running.files.provenance import commit, environment, versions
+from experiments.running.process import signals
+from experiments.running.process.errors import Refused
+from experiments.running.process.ray_nodes import connect, library, shares
+from experiments.running.schedule.pending import Begun, Place
+from experiments.running.schedule.work import Lost, Run, Work, Worker, do
+from pe_jax.training.metrics import Progress
+from pe_jax.validation import ConfigError
+
+MINUTES = 10  # until a process must have started and opened its data
+POLL = 1.0  # seconds between looks at progress and signals
+SAME = ("code", "corpus", "tokens", "digests")  # of a manifest, on every node
+HOST: "Host | None" = None  # in a process of a cluster
+
+
+class Start(NamedTuple):
+    """What a process of a cluster starts from.
+
+    Attributes:
+      program: that calls `driver.opened`.
+      config: of the program, for one process.
+      manifest: its path in the workdir.
+      same: what must be the same here as on the head.
+      folder: the working directory.
+      path: where Python finds modules.
+      config_file: that may register encodings; or "".
+    """
+
+    program: Callable[[Any], Any]
+    config: Sweep
+    manifest: Path
+    same: dict[str, Any]
+    folder: str
+    path: list[str]
+    config_file: str
+
+
+def same(manifest: dict) -> dict[str, Any]:
+    """What must be the same on every node: code, data, versions."""
+    found = {name: manifest[name] for name in SAME if name in manifest}
+    here = {"commit": commit(), **versions(PACKAGES)}
+    return json.loads(json.dumps(found)) | here
+
+
+class Host:
+    """A process of a cluster: the program runs in a thread of it, and waits for requests."""
+
+    def __init__(self, start: Start):
+        global HOST
+        HOST, self.start = self, start
+        self.stop = signals.Stop()  # the head hears signals
+        self.places: queue.SimpleQueue[Place] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[dict | BaseException | None] = queue.SimpleQueue()
+        self.progress: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+        threading.Thread(target=self._program, daemon=True).start()
+
+    def _program(self) -> None:
+        start = self.start
+        try:
+            os.chdir(start.folder)
+            sys.path += [entry for entry in start.path if entry not in sys.path]
+            config_files.imported(start.config_file)
+            launch.quiet_libraries()
+            launch.keep_programs()
+            start.program(start.config)
+        except Refused as error:
+            self._fail(ConfigError, error.message)
+        except (ConfigError, OSError, ImportError) as error:
+            self._fail(ConfigError, str(error))
+        except BaseException:
+            self._fail(RuntimeError, traceback.format_exc())
+
+    def _fail(self, kind: type[Exception], text: str) -> None:
+        self.answers.put(kind(f"node {socket.gethostname()}: {text}"))
+
+    def opened(self, manifest: dict, mesh: Mesh) -> "Told":
+        """What `driver.opened` gives the program here.
+
+        Raises:
+          ConfigError: code, data or versions are not the head's; the workdir is another one.
+        """
+        here, path = same(manifest), self.start.manifest
+        for name, value in self.start.same.items():
+            if here.get(name) != value:
+                raise ConfigError(f"{name} is {here.get(name)!r} here, {value!r} on the head")
+        if not path.exists():
+            fix = "not the head's here; choose a folder that all nodes see"
+            raise ConfigError(f"workdir={str(path.parent)!r} is {fix}")
+        self.answers.put({**environment(), "node": socket.gethostname()})
+        return Told(self, mesh)
+
+    def ready(self) -> dict:
+        """The environment here, once the program has opened its data."""
+        return self._answer() or {}
+
+    def do(self, place: Place) -> tuple[dict | None, list[Progress]]:
+        """The result of a run, None if it was stopped; and its last reports."""
+        self.places.put(place)
+        return self._answer(), self._reported(0)
+
+    def _answer(self) -> dict | None:
+        answer = self.answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def reports(self) -> list[Progress]:
+        """What was reported since the last call; it waits for a report if there is none."""
+        return self._reported(POLL)
+
+    def _reported(self, seconds: float) -> list[Progress]:
+        found = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self.progress.get(seconds > 0, seconds))
+            while True:
+                found.append(self.progress.get_nowait())
+        return found
+
+    def end(self, signal: int) -> None:
+        """Lets the run save and stop."""
+        self.stop.signal = signal
+
+
+class Told:
+    """The driver of a program in a process of a cluster: it does the runs that it is told."""
+
+    def __init__(self, host: Host, mesh: Mesh):
+        self.host, self.mesh = host, mesh
+        self.lists = 0  # of work, before the present one
+        self.place: Place | None = None  # in a later list than the present one
+
+    def run(self, works: Iterable[Work]) -> dict[Any, Any]:
+        """Name → what came of the work; returns when a run of a later list is asked for."""
+        begun = [Begun(work) for work in works]
+        while len((place := self.place or self.host.places.get()).earlier) == self.lists:
+            self.place = None
+            run = begun[place.work].at(place)
+            worker = Worker(run.label, self.mesh, self.host.stop, self.host.progress.put)
+            self.host.answers.put(do(run, worker))
+        self.place = place
+        for work, results in zip(begun, place.earlier[self.lists], strict=True):
+            for found in results[len(work.before) :]:
+                work.known(found)
+        self.lists += 1
+        return {work.work.name: work.outcome for work in begun}
+
+
+class Remote:
+    """A slot on a cluster: a process, and after a loss another one.
+
+    Attributes:
+      where: node and device of the process.
+    """
+
+    def __init__(self, begin: Callable[[], Any]):
+        self.begin, self.where = begin, ""
+        self.process = begin()
+        self.environment = self.process.ready.remote()
+
+    def ready(self, needed: Callable[[], bool]) -> bool:
+        """Whether there is a process that has opened its data; waits for it while it is needed.
+
+        Raises:
+          ConfigError: it cannot open them, or is not like the head.
+        """
+        until = time.monotonic() + 60 * MINUTES
+        while not self.where and needed() and time.monotonic() < until:
+            if library().wait([self.environment], timeout=POLL)[0]:
+                try:
+                    found = told(self.environment)
+                    self.where = f"{found['node']} ({found['device']})"
+                except Lost as error:
+                    logging.warning("a process of the cluster did not start: %s", error)
+                    self._renew()
+        return bool(self.where)
+
+    def _renew(self) -> None:
+        library().kill(self.process)
+        self.where, self.process = "", self.begin()
+        self.environment = self.process.ready.remote()
+
+    def do(
+        self, run: Run, place: Place, stop: signals.Stop, report: Callable[[Progress], None]
+    ) -> dict | None:
+        """The result of a run, as of `work.do`; raises Lost, and starts another process."""
+        try:
+            return self._done(place, stop, report)
+        except Lost:
+            self._renew()
+            raise
+
+    def _done(
+        self, place: Place, stop: signals.Stop, report: Callable[[Progress], None]
+    ) -> dict | None:
+        ray, process, asked = library(), self.process, False
+        call, reports = process.do.remote(place), process.reports.remote()
+        while call not in (done := ray.wait([call, reports], timeout=POLL)[0]):
+            if stop.signal is not None and not asked:
+                process.end.remote(stop.signal)
+                asked = True
+            if done:
+                for progress in told(reports):
+                    report(progress)
+                reports = process.reports.remote()
+        result, last = told(call)
+        for progress in last:
+            report(progress)
+        return result
+
+
+def told(call: Any) -> Any:
+    """What a call to a process of the cluster came to.
+
+    Raises:
+      Lost: the process is gone.
+    """
+    ray = library()
+    try:
+        return ray.get(call)
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause or error) from None
+    except ray.exceptions.RayError as error:
+        raise Lost(" ".join(str(error).split())[:300]) from None
+
+
+@contextlib.contextmanager
+def slots(
+    program: Callable[[Any], Any], config: Sweep, path: Path, manifest: dict
+) -> Iterator[list[Remote]]:
+    """A slot for each share of the cluster's devices that a run takes, once all have arrived.
+
+    Args:
+      program: that calls `driver.opened`.
+      config: of the program.
+      path: of the manifest, in the workdir.
+      manifest: what all runs depend on.
+
+    Raises:
+      ConfigError: Ray is not installed or not running; a node cannot see the data or the workdir,
+        or is not like the head.
+    """
+    ray = library()
+    if not ray.is_initialized():
+        connect(config)
+    share, count = shares(config, [n["Resources"] for n in ray.nodes() if n["Alive"]])
+    begin = starter(program, config, path, manifest, share)
+    remotes = [Remote(begin) for _ in range(count)]
+    try:
+        if not all([remote.ready(lambda: True) for remote in remotes]):
+            fix = "others may have taken the cluster's devices: see `ray status`"
+            raise ConfigError(f"some processes did not start within {MINUTES} minutes; {fix}")
+        for where, number in Counter(remote.where for remote in remotes).items():
+            logging.info("%d runs side by side on %s", number, where)
+        yield remotes
+    finally:
+        for remote in remotes:
+            ray.kill(remote.process)
+
+
+def starter(
+    program: Callable[[Any], Any],
+    config: Sweep,
+    path: Path,
+    manifest: dict,
+    share: dict[str, Any],
+) -> Callable[[], Any]:
+    """A function that starts a process which takes a share of the cluster."""
+    module = sys.modules.get(config_files.NAME)
+    start = Start(
+        program,
+        dataclasses.replace(config, cluster="", workers=0),
+        path,
+        same(manifest),
+        os.getcwd(),
+        sys.path,
+        str(module.__file__) if module else "",
+    )
+    kind = library().remote(Host).options(max_concurrency=4, **share)
+    return lambda: kind.remote(start)
