@@ -1,5 +1,6 @@
 """Corpora: which text is read, and into which split."""
 
+import hashlib
 import importlib.metadata
 import os
 import pathlib
@@ -192,6 +193,33 @@ def test_marks_of_the_file_are_not_text(tmp_path):
     corpus = data.load(spec)
     assert corpus.documents("train")[0] == b"one\ntwo\rthree\n"
     assert corpus.sizes["train"] == 14
+
+
+# 163
+@pytest.mark.parametrize("block", [8, 11, 64, 2**18])
+def test_a_text_is_the_same_in_blocks_of_any_size(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(corpora, "BLOCK", block)
+    raw = "\ufeff\ufeff" + "é\r\n漢\r\r\n</s>\r" * 30 + "\n😀" * 30
+    raw = raw.encode() + b"\x80\x81\r\n\x82\r\n\x83\x84\x85\x86\r\n" * 5  # not UTF-8
+    text = raw[3:].replace(b"\r\n", b"\n")
+    corpus = data.load(write(tmp_path, {"a": raw, "b": b"b" * block}))
+    assert corpus.warning.startswith("a, and 2 other files spells </s>")
+    parts = [corpus.documents(split)[0] for split in corpora.SPLITS]
+    assert b"".join(parts) == text
+    assert corpus.documents("train").files[0].text == hashlib.sha256(text).hexdigest()
+    train = corpora.pieces(corpus.documents("train"), 3)
+    assert b"".join(train[k] for k in range(3)) == parts[0] and len({*map(len, parts)}) > 1
+    (tmp_path / "a").write_bytes(raw + b"more")
+    with pytest.raises(ValueError, match="a changed since the start"):
+        train[0]
+
+
+def test_what_a_later_block_holds_is_judged_without_its_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "BLOCK", 64)
+    page = b"text " * 12 + b"and\n<html> is text here " * 9
+    assert data.load(write(tmp_path, {"a": page})).splits
+    with pytest.raises(ValueError, match="b is binary"):
+        data.load(write(tmp_path, {"b": page + b"\0\0\0\1" * 40}))
 
 
 def test_a_glob_finds_files(tmp_path):

@@ -1,16 +1,21 @@
 """Packed rows, training batches and evaluation windows of a corpus; tokenizers."""
 
+import concurrent.futures
 import json
+import random
 import re
+import tracemalloc
 
 import grain
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import tokenizers
+from tokenizers import pre_tokenizers
 
 from pe_jax.training import corpus as corpora
-from pe_jax.training import data, packing, tokenizer
+from pe_jax.training import data, packing, token_files, tokenizer
 from pe_jax.training.config import EvalConfig
 from tests.test_corpus import novels, write, written
 
@@ -239,6 +244,126 @@ def test_bpe_is_lossless_and_a_document_cannot_forge_its_end(tmp_path):
     ids = bpe.encode(content)
     assert bpe.eos not in ids and ids.max() < bpe.vocab and len(ids) < len(content)
     assert bpe.decode([*ids, bpe.eos]) == content.decode()
+
+
+# Large files
+
+
+def prose(count):
+    """Words, indented, empty and blank lines, as a pre-tokenizer may tell them apart."""
+    draw, words = random.Random(0), ["the", "naïve", "don't", "слово", "漢字", "42", "a/b", "</s>"]
+    ends = [" "] * 9 + ["\n", ".\n", "\n\n", "\n  ", " \n", "\t", "\n\u3000", "\xa0", "  ", ".\n/"]
+    return "".join(draw.choice(words) + draw.choice(ends) for _ in range(count)).encode()
+
+
+def isolated(pattern):
+    split = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+
+
+# 163
+@pytest.mark.parametrize(
+    "words, cut",
+    [
+        (pre_tokenizers.ByteLevel(add_prefix_space=False), True),
+        (
+            isolated(  # nearly Llama 3's and GPT-4o's
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+                r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+            True,
+        ),
+        (pre_tokenizers.Whitespace(), True),
+        (pre_tokenizers.ByteLevel(add_prefix_space=True), False),
+        (pre_tokenizers.Metaspace(), False),
+        (None, False),
+    ],
+)
+def test_a_document_is_encoded_in_pieces_or_at_once_with_the_same_tokens(
+    tmp_path, monkeypatch, caplog, words, cut
+):
+    monkeypatch.setattr(corpora, "BLOCK", 1000)
+    monkeypatch.setattr(tokenizer, "_WHOLE", 5000)
+    document = prose(4000)
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
+    model.pre_tokenizer = words or pre_tokenizers.Whitespace()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["?"], show_progress=False
+    )
+    model.train_from_iterator([document.decode()], trainer)
+    model.pre_tokenizer = words
+    model.save(f"{tmp_path}/bpe.json")
+    bpe = tokenizer.get(f"bpe:{tmp_path}/bpe.json")
+    pieces = [*bpe.pieces(corpora.blocks([document], 0))]
+    assert b"".join(pieces) == document
+    np.testing.assert_array_equal(np.concatenate([*map(bpe.encode, pieces)]), bpe.encode(document))
+    assert (max(map(len, pieces)) < 5000 and len(pieces) > 10) if cut else len(pieces) == 1
+    assert ("may be cut: a document of" in caplog.text) == (not cut)
+
+
+# 163
+@pytest.mark.parametrize("spec", ["bytes", "bpe"])
+def test_a_large_file_is_encoded_once_and_read_from_there(tmp_path, monkeypatch, caplog, spec):
+    corpus = data.load(write(tmp_path / "text", {"a.txt": prose(4000)}))
+    tokenizer.train_bpe([prose(400)], f"{tmp_path}/bpe.json", 500)
+    tokens = tokenizer.get(spec if spec == "bytes" else f"bpe:{tmp_path}/bpe.json")
+
+    def read():
+        for count in (1, 1, 2):
+            given = {"length": 63, "batch": 4, "seed": 0, "process_count": count}
+            batches = data.train_iterator(corpus, tokens, process_index=count - 1, **given)
+            yield from (next(batches) for _ in range(90))  # two epochs of bytes
+        yield data.eval_windows(corpus, tokens, split="test", count=5, length=50)
+
+    expected = [*read()]
+    monkeypatch.setattr(data, "_LARGE", 100)
+    monkeypatch.setattr(corpora, "BLOCK", 1000)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/file")
+    assert_same([*read()], expected)
+    assert "tokens of a.txt are kept in memory, as their cache cannot be" in caplog.text
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/cache")
+    assert_same([*read()], expected)
+    monkeypatch.delattr(type(tokens), "encode")  # another process does without it
+    assert_same([*read()], expected)
+    document = data.Encoded.of(corpus, "train", tokens, ends=True)[0]
+    assert isinstance(document.base, np.memmap) and document.dtype == np.uint16
+
+
+# 163
+def test_tokens_are_written_by_one_and_never_used_half(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder, written = tmp_path / "pe_jax" / "tokens", []
+
+    def parts(fault=None):
+        yield np.arange(5)
+        if fault:
+            raise fault
+        written.append(1)
+        yield np.arange(5, 9)
+
+    def mapped(*fault):
+        return token_files.mapped("key", "a.txt", parts(*fault), np.uint16).tolist()
+
+    with pytest.raises(KeyboardInterrupt):
+        mapped(KeyboardInterrupt())
+    (lock,) = folder.iterdir()
+    (folder / f"{lock.stem}-killed").mkdir()
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(lambda _: mapped(), range(4))] == [[*range(9)]] * 4
+    assert written == [1] and {path.suffix for path in folder.iterdir()} == {".lock", ".uint16"}
+
+
+# 163
+def test_memory_does_not_grow_with_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/cache")
+    (tmp_path / "a.txt").write_bytes(b"sixteen letters\n" * 2**21)
+    tracemalloc.start()
+    corpus = data.load(f"text:{tmp_path / 'a.txt'}")
+    tokens = data.Encoded.of(corpus, "train", BYTES)[0]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(tokens) == corpus.sizes["train"] > 30e6 and peak < 8e6
 
 
 def _real(text_dir, name):

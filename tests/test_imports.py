@@ -30,11 +30,11 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
         ("pe_jax.training", "pe_jax.released"),
         ("optax", "orbax", "grain", "tensorflow_datasets", "tokenizers", "tensorboardX", "pyarrow")
         + ("gguf", "safetensors")
-        + ("absl", "humanize", "sklearn", "etils", "fsspec"),
+        + ("absl", "humanize", "sklearn", "etils", "fsspec", "filelock"),
     ),
     (
         ("experiments.running",),
-        ("pe_jax", "ml_collections", "rich", "docstring_parser", "filelock", "ray"),
+        ("pe_jax", "ml_collections", "rich", "docstring_parser", "ray"),
     ),  # pe_jax: the public face too
     (("experiments.measuring",), ()),
     (

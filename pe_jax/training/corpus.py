@@ -1,7 +1,7 @@
 """Corpora: named splits of documents, as bytes, with a digest of the whole.
 
 Documents are read on demand and checked then: a file that changed since the start is an error that
-names its path.
+names its path. A file is read in blocks, so that a document of any size takes constant memory.
 """
 
 import base64
@@ -12,16 +12,18 @@ import importlib.metadata
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pe_jax.training import rows
-from pe_jax.training.not_text import not_text
+from pe_jax.training.not_text import not_text, not_text_within
 from pe_jax.training.paths import local
 from pe_jax.training.splits import SPLITS, named_folders, splits_of
 from pe_jax.validation import ConfigError
 
+BLOCK = 2**18  # bytes that are read at once
 PACKAGES = ("absl-py", "etils", "optax", "orbax-checkpoint", "tensorflow-datasets")
 # Of the versions that requirements.txt pins: the corpus of every published number.
 PUBLISHED_DIGEST = "d7e5d1c74bf2b20c95852c6d4f34006173dc5cea0b6f3e097893930a4d8a27ce"
@@ -141,16 +143,26 @@ class Files:
         return len(self.files)
 
     def __getitem__(self, index: int, /) -> bytes:
-        file = self.files[index]
-        raw = _read(file.path)
-        if hashlib.sha256(raw).hexdigest() != file.digest:
+        return b"".join(self.blocks(index))
+
+    def blocks(self, index: int) -> Iterator[bytes]:
+        """A document in blocks that end between characters.
+
+        Raises:
+          ConfigError: At the end: the file is another than at the start.
+        """
+        file, raw, begin = self.files[index], hashlib.sha256(), 0
+        for block in _cleaned(file.path, raw):
+            if inside := block[max(file.start - begin, 0) : max(file.end - begin, 0)]:
+                yield inside
+            begin += len(block)
+        if raw.hexdigest() != file.digest:
             raise ConfigError(f"data: {file.path} changed since the start; restore it and resume")
-        return clean(raw)[file.start : file.end]
 
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """Each document in `count` pieces of equal size in bytes, cut between UTF-8 characters."""
+    """Each document in `count` pieces, as `pieces` cuts them."""
 
     documents: Documents
     count: int
@@ -165,21 +177,35 @@ class Pieces:
         start, end = (between_characters(content, cut) for cut in cuts)
         return content[start:end]
 
-    def is_last(self, index: int) -> bool:
-        """Whether a document ends with this piece."""
-        return index % self.count == self.count - 1
+
+def pieces(documents: Documents, count: int) -> Documents:
+    """Each document in `count` pieces of equal size in bytes, cut between UTF-8 characters."""
+    if not isinstance(documents, Files):
+        return Pieces(documents, count)
+    cut = (_cut(f, [f.size * k // count for k in range(1, count)]) for f in documents.files)
+    return Files(tuple(itertools.chain.from_iterable(cut)))
+
+
+def blocks(documents: Documents, index: int) -> Iterator[bytes]:
+    """A document in blocks that end between characters."""
+    if isinstance(documents, Files):
+        yield from documents.blocks(index)
+        return
+    content = documents[index]
+    edges = [between_characters(content, k) for k in range(0, len(content), BLOCK)]
+    yield from (content[a:b] for a, b in itertools.pairwise([*edges, len(content)]))
+
+
+def size(documents: Documents, index: int) -> int:
+    """Bytes of a document."""
+    return documents.files[index].size if isinstance(documents, Files) else len(documents[index])
 
 
 def between_characters(content: bytes, offset: int) -> int:
     """The offset, or the start of the UTF-8 character that it is inside of."""
-    while offset < len(content) and content[offset] & 0xC0 == 0x80:
+    while 0 < offset < len(content) and content[offset] & 0xC0 == 0x80:
         offset -= 1
     return offset
-
-
-def clean(raw: bytes) -> bytes:
-    """Drops a UTF-8 byte-order mark and turns CRLF into LF."""
-    return raw.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
 
 
 def embedded() -> Corpus:
@@ -423,7 +449,7 @@ def _from_files(
         train += [file] * (split == "train")
         by_split[moved if split == "train" and moved in missing else split].append(file)
     if train and not all(by_split[split] for split in ("train", *missing)):
-        cut = [_cut(file, 1 + len(missing)) for file in train]
+        cut = [_held_out(file, len(missing)) for file in train]
         for split, files in zip(("train", *missing), zip(*cut, strict=True), strict=True):
             by_split[split] = [file for file in files if file.size]
         rule = f"{', '.join(missing)}: the last {5 * len(missing)} % of each file"
@@ -440,34 +466,65 @@ def _from_files(
     )
 
 
-def _cut(file: File, count: int) -> list[File]:
-    """A file in `count` ranges: all but the first have 5 % of its bytes."""
-    content = Files((file,))[0]
-    first = int(len(content) * (1 - 0.05 * (count - 1)))
-    held_out = len(content) - first
-    ends = [first + held_out * k // max(count - 1, 1) for k in range(count)]
-    edges = [0, *(between_characters(content, end) for end in ends)]
-    return [file._replace(start=a, end=b) for a, b in itertools.pairwise(edges)]
+def _held_out(file: File, count: int) -> list[File]:
+    """A file in 1 + `count` ranges: all but the first have 5 % of its bytes."""
+    first = int(file.size * (1 - 0.05 * count))
+    return _cut(file, [first + (file.size - first) * k // count for k in range(count)])
+
+
+def _cut(file: File, offsets: Sequence[int]) -> list[File]:
+    """A file in ranges, cut at these offsets, or where the UTF-8 character there begins."""
+    edges, begin = [file.start], file.start
+    for block in Files((file,)).blocks(0) if offsets else ():
+        inside = (file.start + k - begin for k in offsets)
+        edges += [begin + between_characters(block, k) for k in inside if 0 <= k < len(block)]
+        begin += len(block)
+    return [file._replace(start=a, end=b) for a, b in itertools.pairwise([*edges, file.end])]
 
 
 def _file(name: str, path: Path) -> File:
-    raw = _read(path)
-    _check_text(path, raw)
-    text = clean(raw)
-    digests = (hashlib.sha256(content).hexdigest() for content in (raw, text))
-    return File(name, path, next(digests), 0, len(text), next(digests), rows.separators(text))
+    raw, text, size, markers = hashlib.sha256(), hashlib.sha256(), 0, Counter()
+    for block in _cleaned(path, raw):
+        _check_text(path, block, begins=not size)
+        text.update(block)
+        size += len(block)
+        markers.update({marker: block.count(marker.encode()) for marker in rows.MARKERS})
+    marker = rows.separator(markers)
+    return File(name, path, raw.hexdigest(), 0, size, text.hexdigest(), marker)
 
 
-def _check_text(path: Path, raw: bytes) -> None:
-    """Raises ConfigError if it is no text in units of a byte."""
-    kind, fix = not_text(raw)
+def _check_text(path: Path, block: bytes, begins: bool = True) -> None:
+    """Raises ConfigError if a block, which may begin a file, is no text in units of a byte."""
+    kind, fix = (not_text if begins else not_text_within)(block)
     if kind:
         raise ConfigError(f"data: {path} is {kind}, which is not trained on as bytes; {fix}")
 
 
-def _read(path: Path) -> bytes:
+def _cleaned(path: Path, digest: Any) -> Iterator[bytes]:
+    """The blocks of a file without a UTF-8 byte-order mark, and with LF for CRLF.
+
+    The digest is updated with the content as stored.
+    """
+    for number, block in enumerate(_read(path)):
+        digest.update(block)
+        text = block if number else block.removeprefix(b"\xef\xbb\xbf")
+        yield text.replace(b"\r\n", b"\n")
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    """The blocks of a file: none ends inside of a UTF-8 character or of CRLF."""
+    rest, full = b"", True
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            while full:
+                block = file.read(BLOCK)
+                full, block = len(block) == BLOCK, rest + block
+                end = len(block)
+                if full:  # the last character goes on in the next block
+                    end -= next((k for k in range(1, 5) if block[-k] & 0xC0 != 0x80), 0)
+                    end -= block[end - 1 : end + 1] == b"\r\n"
+                yield block[:end]
+                rest = block[end:]
     except OSError as error:
         raise ConfigError(f"data: cannot read {path} ({error.strerror}); restore it") from None
 

@@ -11,14 +11,17 @@ indices and resumes only under the same values, which the caller saves with it.
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grain
 import numpy as np
+import tokenizers
+from absl import logging
 
 from pe_jax.training import corpus as corpora
-from pe_jax.training import packing, passkeys, records, tasks
+from pe_jax.training import packing, passkeys, records, tasks, token_files
 from pe_jax.training.config import EvalConfig
 from pe_jax.training.corpus import Corpus
 from pe_jax.training.tokenizer import BPE, Tokenizer, check_ids, utf8
@@ -33,6 +36,7 @@ SOURCES = {
 }
 # Size of the shuffle window: several long books; a refill takes a fraction of a second.
 _WINDOW_ROWS, _WINDOW_BYTES = 8192, 2**21
+_LARGE = 2**20  # bytes: the tokens of documents above this are kept in a file
 # Threads and prefetch were slower on 2 cores: the work is Python, and a batch takes far less time
 # than a step.
 IN_LINE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -189,6 +193,7 @@ class Encoded:
       documents: as bytes.
       tokenizer: of all of them.
       ends: whether ids stand around them that begin, if there is such an id, and end a document.
+      pieces: how many of the documents are pieces of the same one, which ends with the last.
     """
 
     corpus: str
@@ -196,6 +201,7 @@ class Encoded:
     documents: corpora.Documents
     tokenizer: Tokenizer
     ends: bool = False
+    pieces: int = 1
 
     @classmethod
     def of(cls, corpus: Corpus, split: str, tokenizer: Tokenizer, ends: bool = False) -> "Encoded":
@@ -203,19 +209,52 @@ class Encoded:
         return cls(corpus.name, split, corpus.documents(split), tokenizer, ends)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """The tokens of a document, or of a piece of one, which need not end it: int32 [tokens]."""
-        documents, end = self.documents, self.ends
-        if isinstance(documents, corpora.Pieces):
-            end = end and documents.is_last(index)
-        begin = self.tokenizer.begin if self.ends else None
+        """The tokens of a document, or of a piece of one, which need not end it: [tokens].
+
+        They are int32; those of a large file are memory-mapped, uint16 if these hold all ids.
+        """
         try:
-            ids = self.tokenizer.encode(documents[index])
-            ids = np.append(ids, self.tokenizer.eos) if end else ids
-            ids = ids if begin is None else np.append([begin], ids)
-            ids = check_ids(ids, self.tokenizer.vocab)
+            if isinstance(self.documents, corpora.Files):
+                file = self.documents.files[index]
+                if file.size > _LARGE:
+                    return self._mapped(index, file)
+            return np.concatenate([np.zeros(0, np.int32), *self._parts(index)], dtype=np.int32)
         except ValueError as error:
             raise self.error(index, error) from None
-        return ids.astype(np.int32, copy=False)
+
+    def _mapped(self, index: int, file: corpora.File) -> np.ndarray:
+        """The tokens of a large file, or range of one, that are encoded once on this machine."""
+        text = file.text, file.start, file.end
+        tokenizer = self.tokenizer.name, self.tokenizer.digest, tokenizers.__version__
+        key = repr((text, tokenizer, self._around(index)))
+        dtype = np.uint16 if self.tokenizer.vocab <= 2**16 else np.int32
+        try:
+            return token_files.mapped(key, file.name, self._parts(index), dtype)
+        except (OSError, NotImplementedError) as error:  # the latter: no lock that the kernel holds
+            logging.warning(
+                "data: tokens of %s are kept in memory, as their cache cannot be written (%s); set"
+                " XDG_CACHE_HOME to a folder with room",
+                file.name,
+                error,
+            )
+            return np.concatenate([part.astype(dtype) for part in self._parts(index)])
+
+    def _parts(self, index: int) -> Iterator[np.ndarray]:
+        """The tokens of a document, part by part, checked."""
+        begin, end = self._around(index)
+        yield np.array(begin, np.int32)
+        for piece in self.tokenizer.pieces(corpora.blocks(self.documents, index)):
+            yield check_ids(self.tokenizer.encode(piece), self.tokenizer.vocab)
+        yield np.array(end, np.int32)
+
+    def _around(self, index: int) -> tuple[list[int], list[int]]:
+        """The ids before and after the tokens of a document."""
+        begin, end = self.tokenizer.begin, self.tokenizer.eos
+        is_last = (index + 1) % self.pieces == 0
+        return (
+            [begin] if self.ends and begin is not None else [],
+            [end] if self.ends and is_last else [],
+        )
 
     def error(self, index: int, error: ValueError) -> ConfigError:
         """What is wrong with a document, naming it."""
@@ -242,13 +281,13 @@ def _for_processes(encoded: Encoded, count: int) -> Encoded:
     documents = encoded.documents
     if len(documents) >= count:
         return encoded
-    pieces = corpora.Pieces(documents, count)
-    if not all(pieces[index] for index in range(len(pieces))):
+    pieces = corpora.pieces(documents, count)
+    if not all(corpora.size(pieces, index) for index in range(len(pieces))):
         raise ConfigError(
             f"data={encoded.corpus!r} has {len(documents)} documents for {count} processes, one too"
             " short to be cut; use fewer processes"
         )
-    return dataclasses.replace(encoded, documents=pieces)
+    return dataclasses.replace(encoded, documents=pieces, pieces=count)
 
 
 def eval_windows(
@@ -298,7 +337,7 @@ def eval_windows(
         rows = documents[int(document)]
         rows = rows[: len(rows) // length * length].reshape(-1, length)
         windows.append(rows[chosen[owner == document] - (ends[document] - len(rows))])
-    return np.concatenate(windows)
+    return np.concatenate(windows, dtype=np.int32)
 
 
 def _check(length: int, batch: int, seed: int, process_index: int, process_count: int) -> None:
@@ -320,13 +359,16 @@ def _check_text(encoded: Encoded, length: int) -> tuple[int, int]:
     if isinstance(encoded.tokenizer, BPE) and not isinstance(documents, records.Records):
         for index in range(len(documents)):  # files may hold anything; TFDS has valid UTF-8
             try:
-                utf8(documents[index])
+                offset = 0
+                for block in corpora.blocks(documents, index):
+                    utf8(block, offset)
+                    offset += len(block)
             except ValueError as error:
                 raise encoded.error(index, error) from None
     tokens = size = 0
     for index in range(len(documents)):
         tokens += len(encoded[index])
-        size += len(documents[index])
+        size += corpora.size(documents, index)
         if tokens > length:
             return tokens, max(size, 1)
     raise ConfigError(

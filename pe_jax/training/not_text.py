@@ -34,21 +34,29 @@ def not_text(raw: bytes) -> tuple[str, str]:
     for start, (name, fix) in POINTERS.items():
         if raw.startswith(start):
             return name, fix
-    wide = next((name for mark, name in WIDE.items() if raw.startswith(mark)), "")
     if raw.lstrip()[:64].lower().startswith(MARKUP):
         return "HTML", "extract its text"
     if raw.startswith(b"\x93NUMPY"):
         return "an array of NumPy, as of tokens", "give the text that they were made from"
     if raw[257:262] == b"ustar":
         return "a tar archive", "unpack it"
+    wide = next((name for mark, name in WIDE.items() if raw.startswith(mark)), "")
+    return _wide(wide) if wide else not_text_within(raw)
+
+
+def not_text_within(raw: bytes) -> tuple[str, str]:
+    """The same for a part of a file, whatever it begins with."""
     nulls = [raw[k::2].count(0) for k in (0, 1)]  # Latin text in UTF-16 has one in each unit
-    wide = wide or "UTF-16" * (min(nulls) == 0 and 4 * max(nulls) > len(raw))
-    if wide:
-        return wide, f"convert it, as iconv -f {wide} -t UTF-8 does"
+    if min(nulls) == 0 and 4 * max(nulls) > len(raw):
+        return _wide("UTF-16")
     # UTF-16 of other alphabets is often UTF-8 by chance, with a null in each space and line end.
     if any(nulls) and (sum(nulls) > 1 + len(raw) / 100 or not _is_utf8(raw)):
         return "binary", "take it out of the folder, or write its text to a file"
     return "", ""
+
+
+def _wide(name: str) -> tuple[str, str]:
+    return name, f"convert it, as iconv -f {name} -t UTF-8 does"
 
 
 def _is_utf8(raw: bytes) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 
 class _Resumable(grain.DatasetIterator):
-    """The packing iterator, with a state that survives a round trip through JSON.
+    """The packing iterator: int32 tokens, and a state that survives a round trip through JSON.
 
     grain 0.2.18 compares `remainder_slices` with a tuple, but `grain.checkpoint` writes JSON, which
     has lists: "no remainder" comes back as an empty piece of the next document, which is then lost.
@@ -22,7 +22,8 @@ class _Resumable(grain.DatasetIterator):
         self._packer = packer
 
     def __next__(self) -> Any:
-        return next(self._packer)
+        row = next(self._packer)
+        return {**row, "tokens": np.asarray(row["tokens"], np.int32)}  # of files: uint16
 
     def get_state(self) -> dict[str, Any]:
         return self._packer.get_state()

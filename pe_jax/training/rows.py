@@ -14,7 +14,7 @@ import itertools
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,10 +146,9 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def separators(content: bytes) -> str:
-    """The marker that ends documents in a text, if it has several; else ""."""
-    counts = {marker: content.count(marker.encode()) for marker in MARKERS}
-    marker = max(counts, key=lambda marker: counts[marker])
+def separator(counts: Mapping[str, int]) -> str:
+    """The marker that ends documents in a text with so many of each; "" if it has but one."""
+    marker = max(MARKERS, key=lambda marker: counts[marker])
     return marker if counts[marker] > 1 else ""
 
 

@@ -6,7 +6,8 @@ All map the bytes of a document to int32 ids and back, and have one id that ends
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,9 @@ from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError, nearest
 
 _END = ("<|endoftext|>", "</s>", "<eos>", "[EOS]")  # the usual names of an end token, in this order
+_LINE = re.compile(r"(?<=\S\n)(?=\S)")  # where a line begins that is not indented, after another
+_NEAR = 256  # characters on each side of a place where text is cut, which show that it may be
+_WHOLE = 2**20  # characters: encoding more than these at once is worth a warning
 _SAMPLE = "def F(x):\n    return  x\n\n\nclass A:\tpass  # \u00dcn\u00efcode \ufb01 \u2460\n"
 _RARE = "\N{EGYPTIAN HIEROGLYPH A001}"  # in no vocabulary but by its bytes
 
@@ -48,6 +52,14 @@ class Tokenizer(Protocol):
         """Returns the ids of a document, int32 [tokens], without the end of document."""
         ...
 
+    def pieces(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yields a document in pieces whose ids, one after the other, are those of the whole.
+
+        Args:
+          blocks: The document, cut between characters.
+        """
+        ...
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids, without ends of documents."""
         ...
@@ -66,6 +78,10 @@ class Bytes:
     def encode(self, document: bytes) -> np.ndarray:
         """Returns the bytes, int32 [len(document)]."""
         return np.frombuffer(document, np.uint8).astype(np.int32)
+
+    def pieces(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yields the blocks."""
+        yield from blocks
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text; bytes that are not UTF-8 become U+FFFD.
@@ -94,12 +110,52 @@ class BPE:
         Raises:
           ConfigError: The document is not UTF-8 (with the byte offset).
         """
-        text = utf8(document)
+        return np.asarray(self._encoding(utf8(document)).ids, np.int32)
+
+    def pieces(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yields the blocks of a document, cut anew at ends of lines; or all of it at once.
+
+        A model of `tokenizers` encodes each word of its pre-tokenizer by itself. Text is cut where
+        a word ends, with or without the text on the other side.
+
+        Raises:
+          ConfigError: The document is not UTF-8 (with the byte offset).
+        """
+        rest, offset = "", 0
+        for block in blocks:
+            if cut := self._cut(rest):
+                yield rest[:cut].encode()
+                rest = rest[cut:]
+            rest += utf8(block, offset)
+            offset += len(block)
+        if len(rest) > _WHOLE:
+            logging.warning(
+                "tokenizer=%r does not show where text may be cut: a document of %d characters is"
+                " encoded at once, with about 140 bytes of memory per character",
+                self.name,
+                len(rest),
+            )
+        yield rest.encode()
+
+    def _cut(self, text: str) -> int:
+        """Where the last line begins that is encoded apart from the one before it; 0 if none is."""
+        recent = max(len(text) - 2**18, 0)
+        lines = [m.start() for m in _LINE.finditer(text, recent, max(len(text) - _NEAR, 0))]
+        return next((line for line in reversed(lines[-16:]) if self._separates(text, line)), 0)
+
+    def _separates(self, text: str, place: int) -> bool:
+        """Whether words end at a place in a text, and are the same if the text does."""
+        before, after = text[max(place - _NEAR, 0) : place], text[place : place + _NEAR]
+        whole, left, right = map(self._encoding, (before + after, before, after))
+        words, end = whole.word_ids, len(left.ids)
+        same = whole.ids == left.ids + right.ids and 0 < end < len(words)
+        return same and words[end - 1] != words[end]
+
+    def _encoding(self, text: str) -> tokenizers.Encoding:
         try:
-            ids = self.model.encode(text, add_special_tokens=False).ids
+            return self.model.encode(text, add_special_tokens=False)
         except Exception as error:  # the library raises a bare Exception
             raise ConfigError(f"tokenizer {self.name}: {error}") from None
-        return np.asarray(ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids, without those that begin and end documents.
@@ -155,8 +211,8 @@ def train_bpe(texts: Iterable[bytes], path: str, vocab: int = 4096) -> None:
     model.save(path)
 
 
-def utf8(document: bytes) -> str:
-    """Decodes a document.
+def utf8(document: bytes, offset: int = 0) -> str:
+    """Decodes a document, or a part of one that begins at an offset.
 
     Raises:
       ConfigError: A byte is not UTF-8 (with its value and offset).
@@ -165,8 +221,8 @@ def utf8(document: bytes) -> str:
         return document.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"tokenizer: byte {document[error.start]:#04x} at offset {error.start} is not UTF-8; "
-            "correct the document or use tokenizer=bytes"
+            f"tokenizer: byte {document[error.start]:#04x} at offset {offset + error.start} is not"
+            " UTF-8; correct the document or use tokenizer=bytes"
         ) from None
 
 

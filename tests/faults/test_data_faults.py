@@ -357,7 +357,7 @@ def test_a_file_that_changes_while_training_is_named(tmp_path):
 
 def test_an_installed_file_that_is_not_as_in_its_wheel_is_named(monkeypatch):
     read = corpora._read
-    flip = lambda path: read(path).replace(b"optax", b"optay")  # noqa: E731
+    flip = lambda path: (block.replace(b"optax", b"optay") for block in read(path))  # noqa: E731
     monkeypatch.setattr(corpora, "_read", flip)
     with fails("data='embedded'", "differs from its wheel's", "reinstall"):
         data.load("embedded")
