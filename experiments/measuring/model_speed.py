@@ -91,11 +91,11 @@ def _interleaved(
                 scheme_programs |= _inference(trainer, tokens[:, :-1])
             for program, _ in scheme_programs.values():
                 jax.block_until_ready(program())  # the first call of each warms up
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
+        except Exception as error:  # a compiler, an allocator or the code of an encoding
             loaded = f" with {len(programs)} programs of other schemes" if programs else ""
-            timings[name] = {"problem": OUT_OF_MEMORY + loaded}
+            full = "RESOURCE_EXHAUSTED" in str(error)
+            timings[name] = {"problem": OUT_OF_MEMORY + loaded if full else timing.reason(error)}
+            logging.error("Speed at length %d: %s failed: %s", length, name, error)
             continue
         timings[name] = {"train_temp_bytes": memory.temp_size_in_bytes}
         for what, (program, share) in scheme_programs.items():

@@ -25,7 +25,7 @@ from experiments.running.process.devices import run_meshes
 from experiments.running.process.errors import one_line_errors
 from experiments.running.schedule import driver, rate_search
 from experiments.running.schedule.rate_search import RATES, Pair
-from experiments.running.schedule.work import Run, Runs, Work, Worker
+from experiments.running.schedule.work import Run, Runs, Work, Worker, failing
 from experiments.running.training import trained_run
 from experiments.running.training.training_loop import (
     Diverged,
@@ -140,6 +140,7 @@ class SchemeRuns:
       model: with the scheme.
       pairs: (learning rate, encoding rate) to try; one is not tried but used.
       programs: evaluators, by steps and devices; each serves all seeds and learning rates.
+      unsure: whether the run of a rate has failed.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class SchemeRuns:
         self.config, self.sources, self.name, self.pairs = config, sources, name, pairs
         self.model = evaluator.trainer.config
         self.programs = {(config.steps, evaluator.trainer.mesh): evaluator}
+        self.unsure = False
 
     @property
     def work(self) -> Work:
@@ -179,7 +181,7 @@ class SchemeRuns:
             pair = rate_search.best(losses)
         runs = [self._seed(seed, pair) for seed in self.config.every_seed]
         failed = any(result.get("status") == "failed" for result in (yield runs))
-        for pair in losses:  # nothing continues from their checkpoints any more
+        for pair in () if self.unsure else losses:  # nothing continues from their checkpoints
             shutil.rmtree(self._check_folder(pair) / "checkpoints", ignore_errors=True)
         return failed
 
@@ -188,7 +190,12 @@ class SchemeRuns:
         run = self._config(run_path(self.model.encoding, seed), pair, seed=seed)
         check = self._check_folder(pair) if self._is_checked(seed) else None
         label = f"{self.name} seed {seed}"
-        return self._run(run, label, self.sources[0], self._steps(seed), check)
+        planned = self._run(run, label, self.sources[0], self._steps(seed), check)
+        if not self.unsure:
+            return planned
+        # Tried again, the rate that failed may be the best: seeds would not share one.
+        train = functools.partial(failing, "the run of a rate failed: none is chosen")
+        return planned._replace(train=train)
 
     def _tried(self, pairs: list[Pair]) -> Runs[list[float]]:
         """The short runs at pairs of rates, which come to their losses."""
@@ -200,6 +207,7 @@ class SchemeRuns:
             run = self._config(path, pair, **fields)
             runs.append(self._run(run, label, self.sources[1], config.rate_steps))
         found = [results.evaluated(config.seed, result) for result in (yield runs)]
+        self.unsure |= any(run.status == "failed" for run in found)
         return [results.rate_loss(run, config.length) for run in found]
 
     def _check_folder(self, pair: Pair) -> Path:

@@ -126,20 +126,16 @@ def main(config: ExtendConfig) -> None:
         now["checkpoints"] = check_resumable(config, now) | now["checkpoints"]
     with driver.opened(main, config, workdir / "config.json", now, meshes) as runs:
         methods = Methods(config, bases, others, source, passkeys_by_length)
-        if (entries := run_methods(methods, runs)) is not None:
-            write_results(config, bases[0].config.length, now, entries)
+        entries = run_methods(methods, runs)
+        write_results(config, bases[0].config.length, now, entries)
 
 
-def run_methods(methods: Methods, runs: driver.Driver) -> list[dict] | None:
-    """Every entry's name, encoding and results by seed, for results.json: methods come first.
-
-    None if the search for LongRoPE's factors failed.
-    """
+def run_methods(methods: Methods, runs: driver.Driver) -> list[dict]:
+    """Every entry's name, encoding and results by seed, for results.json: methods come first."""
     config, specs, searched = methods.config, names(methods.config), None
     if any("{searched}" in spec for spec in specs.values()):
         searched = runs.run([methods.search()])["factors"].get("factors")
-        if searched is None:
-            return None
+        methods.has_factors = searched is not None
     trained = methods.bases[0].trained(config.factor)
     models = {
         name: extended(spec, trained, searched and tuple(searched)) for name, spec in specs.items()

@@ -100,16 +100,11 @@ def main(config: ReleasedConfig) -> None:
 
 
 def run_methods(methods: ReleasedMethods, runs: driver.Driver) -> list[dict]:
-    """Every method's name, spec, encoding and results by document.
-
-    Without those that need LongRoPE's factors if the search for them failed.
-    """
+    """Every method's name, spec, encoding and results by document."""
     config, trained, searched = methods.config, methods.released.trained, None
     if methods.searched_on is not None:
         searched = runs.run([methods.search()])["factors"].get("factors")
-        if searched is None:
-            kept = tuple(spec for spec in config.encodings if "{searched}" not in spec)
-            config = dataclasses.replace(config, encodings=kept)
+        methods.has_factors = searched is not None
     names = short_names(["rope", *(filled(spec, trained) for spec in config.encodings)])
     listed = [(names[filled(spec, trained)], spec) for spec in config.encodings]
     factors = searched and tuple(searched)

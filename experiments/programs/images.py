@@ -21,7 +21,6 @@ from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
 from pe_jax.training.step import POSITION_FOLD, Trainer
-from pe_jax.validation import ConfigError
 
 BINDING = ("images", "sides", "patch")  # besides those of all trials
 ROWS = 256  # images per forward pass in tests
@@ -90,7 +89,7 @@ def accuracies(
         parts = [pixels[i : i + ROWS] for i in range(0, len(pixels), ROWS)]
         logits = np.concatenate([np.asarray(trainer.logits(params, x, positions)) for x in parts])
         if not np.isfinite(logits).all():
-            raise ConfigError(f"{trainer.config.encoding}: {view.name}: logits are not finite")
+            raise FloatingPointError(f"{view.name}: logits are not finite")
         by_view[view.name] = float((logits.argmax(-1) == labels).mean())
     return by_view
 

@@ -7,7 +7,9 @@ import itertools
 import json
 import shutil
 import signal
+import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -198,7 +200,17 @@ def test_times_are_of_the_tokens_that_a_call_computes(tmp_path, monkeypatch, sha
         np.testing.assert_allclose(there["encodings"]["nope"][what], 1e3 * each, err_msg=what)
 
 
-def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"),
+            "out of memory with 2 programs of other schemes",
+        ),
+        (ValueError("no such length"), "ValueError: no such length"),
+    ],
+)
+def test_a_scheme_that_fails_in_timing_is_words(error, words, tmp_path, monkeypatch):
     config = settings(tmp_path)
     there = compare.Evaluator(
         compare.prepare(change(config, model=tiny.config("nope"))), EvalConfig()
@@ -208,13 +220,13 @@ def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypat
     )
 
     def compiled(*_):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")
+        raise error
 
     monkeypatch.setattr(full.trainer, "compile", compiled)
     found = compare.model_speed.measure({"nope": there, "rope": full}, tiny.R, tiny.L, (), 5)[
         "encodings"
     ]
-    assert found["rope"]["problem"] == "out of memory with 2 programs of other schemes"
+    assert found["rope"]["problem"] == words
     assert len(found["nope"]["train_ms"]) == 5
 
 
@@ -339,6 +351,21 @@ def test_a_diverged_run_is_noted_and_the_others_go_on(tmp_path, monkeypatch, sha
     compare.main(config)
     found = [json.loads(x) for _, x in sorted(files(tmp_path).items())]
     assert [x["status"] for x in found] == ["diverged", "ok"] and "layer 1" in found[0]["reason"]
+
+
+def test_without_the_run_of_a_rate_none_is_chosen(tmp_path):
+    trainer = types.SimpleNamespace(config=tiny.config("nope"), mesh=None)
+    evaluator: Any = types.SimpleNamespace(trainer=trainer)
+    pairs = [(rate, 1.0) for rate in RATES]
+    sources: Any = (None, None)
+    runs = compare.SchemeRuns(settings(tmp_path), sources, "nope", pairs, evaluator)()
+    _, _, first, second = (
+        next(runs),
+        *(runs.send({"status": x}) for x in ("failed", "ok", "failed")),
+    )
+    for run in (first, second):  # a second start may find that rate to be the best
+        with pytest.raises(RuntimeError, match="the run of a rate failed: none is chosen"):
+            run.train(None)
 
 
 @pytest.mark.usefixtures("shared_programs")

@@ -40,6 +40,10 @@ def fails(worker):
     raise MemoryError("RESOURCE_EXHAUSTED: Out of memory\nallocating 8 bytes")
 
 
+def fails_at_length(worker):
+    raise ValueError(f"first{600 * ' word'} last")
+
+
 def stops(worker):
     worker.stop.signal = 15
 
@@ -62,6 +66,10 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capsys, caplog
     assert "Traceback" in caplog.text and "in fails" in caplog.text
     assert json.loads((tmp_path / "a" / f"0{FAILED}").read_text())["reason"] == reason
     before = (tmp_path / "b" / "0.json").stat().st_mtime_ns
+    with pytest.raises(SystemExit):
+        drive(tmp_path, [work(tmp_path, "c", fails_at_length)])
+    reason = json.loads((tmp_path / "c" / f"0{FAILED}").read_text())["reason"]
+    assert "first word" in reason and "word last" in reason and len(reason) < 600
     again = drive(tmp_path, [work(tmp_path, "a", ok, fails), work(tmp_path, "b", fails)])
     assert again["a"][0]["5"] == "a 0" and again["a"][1] == after and again["b"] == [good]
     assert not (tmp_path / "a" / f"0{FAILED}").exists()

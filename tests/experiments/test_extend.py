@@ -177,13 +177,18 @@ def test_a_method_that_fails_leaves_the_others_and_is_in_the_results(
         return evaluate(evaluator, *rest)
 
     monkeypatch.setattr(runs, "evaluate", fails)
-    config = settings(base, tmp_path, encodings=("rope", "rope(scaling=linear(factor={factor}))"))
+    monkeypatch.setattr(runs.Methods, "_search", lambda *_: 1 / 0)
+    (longrope,) = (e for e in ExtendConfig().encodings if "{searched}" in e)
+    encodings = longrope, "rope", "rope(scaling=linear(factor={factor}))"
+    config = settings(base, tmp_path, encodings=encodings, reference=longrope)
     with pytest.raises(SystemExit) as end:
         program.main(config)
     shown = capsys.readouterr()
     assert end.value.code == 1 and "linear seed 0: MemoryError: no room" in shown.err
-    rope, linear = json.loads((tmp_path / "results.json").read_text())["encodings"]
-    assert linear["seeds"]["0"]["plain"]["status"] == "failed" and "failed" in shown.out
+    assert "LongRoPE's search: ZeroDivisionError" in shown.err
+    searched, rope, linear = json.loads((tmp_path / "results.json").read_text())["encodings"]
+    for entry in (searched, linear):
+        assert entry["seeds"]["0"]["plain"]["status"] == "failed" and "failed" in shown.out
     assert rope["seeds"]["0"]["plain"]["status"] == "ok" and (tmp_path / "passkeys.png").exists()
 
 

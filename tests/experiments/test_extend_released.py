@@ -265,13 +265,15 @@ def test_a_method_that_fails_is_in_the_results_with_its_reason(settings, monkeyp
         return losses(reader, row, targets)
 
     monkeypatch.setattr(released_runs.Reader, "losses", fails)
-    config = settings(encodings=("rope", YARN), lengths=(L, 2 * L), documents=2)
+    monkeypatch.setattr(released_runs.ReleasedMethods, "_search", lambda *_: 1 / 0)
+    config = settings(encodings=("rope", YARN, LONGROPE), lengths=(L, 2 * L), documents=2)
     with pytest.raises(SystemExit) as end:
         program.main(config)
     shown = capsys.readouterr()
     assert end.value.code == 1 and "MemoryError: no room" in shown.err and "failed" in shown.out
     results = json.loads(Path(config.workdir, "results.json").read_text())
-    assert "failed in documents 0, 1" in results["verdicts"]["yarn"]
+    for name in ("yarn", "longrope"):
+        assert "failed in documents 0, 1" in results["verdicts"][name]
 
 
 def test_key_tokens_need_the_long_context_and_are_likely_after_it():

@@ -26,6 +26,7 @@ from pe_jax.training.step import Trainer, mean_loss
 
 PARENTS, CHILDREN = 8, 8
 MUTATION, REACH = 0.3, 1.25
+FAILED = "LongRoPE's search failed"  # why no method runs that needs its factors
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from experiments.running.extension.methods import Trained
 from experiments.running.extension.reader import QUESTION, Reader, room, score
 from experiments.running.files.provenance import save_json
 from experiments.running.files.run_names import folder
-from experiments.running.schedule.work import Run, Runs, Work, Worker
+from experiments.running.schedule.work import Run, Runs, Work, Worker, failing
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.models.surgery import with_encoding
 from pe_jax.models.transformer import Transformer
@@ -133,6 +133,7 @@ class ReleasedMethods:
     ):
         self.config, self.released, self.documents = config, released, documents
         self.asked, self.searched_on = asked, searched_on
+        self.has_factors = True  # that are searched, which some methods need
 
         @functools.cache
         def model(mesh: Mesh) -> Transformer:
@@ -226,8 +227,12 @@ class ReleasedMethods:
             for document in self.documents:
                 label = f"{name} {document.name} {test} {length}"
                 file = top / f"document{document.number}" / f"{folder(test)}-{length}.json"
-                measure = functools.partial(self._measure, test, length, document, reader, encoding)
-                runs.append(Run(label, file, steps, functools.partial(measure, steps)))
+                measure = functools.partial(
+                    self._measure, test, length, document, reader, encoding, steps
+                )
+                if "{searched}" in spec and not self.has_factors:
+                    measure = functools.partial(failing, longrope_search.FAILED)
+                runs.append(Run(label, file, steps, measure))
             results = yield runs
             for document, run, result in zip(self.documents, runs, results, strict=True):
                 if result.get("encoding", encoding) != encoding:

@@ -16,7 +16,7 @@ from experiments.running.extension import longrope_search
 from experiments.running.extension.bases import Base
 from experiments.running.extension.methods import drops_rope, names
 from experiments.running.files.run_names import folder
-from experiments.running.schedule.work import Run, Runs, Work, Worker
+from experiments.running.schedule.work import Run, Runs, Work, Worker, failing
 from experiments.running.training import trained_run
 from experiments.running.training.training_loop import (
     Diverged,
@@ -86,6 +86,7 @@ class Methods:
     Attributes:
       others: name → runs of another encoding.
       parts: "plain", and "tuned" if there is a fine-tune; with the steps of each.
+      has_factors: whether the search for LongRoPE's has not failed, which some methods need.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Methods:
         passkeys: dict,
     ):
         self.config, self.bases, self.others, self.source = config, bases, others, source
-        self.passkeys = passkeys
+        self.passkeys, self.has_factors = passkeys, True
         self.parts = {"plain": 0} | ({"tuned": config.steps} if config.steps else {})
 
     def search(self) -> Work:
@@ -159,6 +160,8 @@ class Methods:
             for part, steps in self.parts.items():
                 label = f"{name} seed {seed}" + f" {part}" * (len(self.parts) > 1)
                 evaluate = functools.partial(self._evaluate, base, run, steps, evaluator)
+                if "{searched}" in spec and not self.has_factors:
+                    evaluate = functools.partial(failing, longrope_search.FAILED)
                 runs.append(Run(label, path / f"{part}.json", steps, evaluate))
         results = yield runs
         for run, result in zip(runs, results, strict=True):

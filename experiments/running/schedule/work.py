@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from jax.sharding import Mesh
 
@@ -56,6 +56,11 @@ class Run(NamedTuple):
     train: Callable[[Worker], dict | None]
 
 
+def failing(reason: str, worker: Worker) -> NoReturn:
+    """Instead of a run's `train`: the run fails, as one that it needs has failed."""
+    raise RuntimeError(reason)
+
+
 # Yields runs that need nothing of each other, gets their results, returns what came of all.
 Runs = Generator[Sequence[Run], Sequence[dict], T]
 
@@ -74,7 +79,9 @@ def do(run: Run, worker: Worker) -> dict | None:
     except (ConfigError, OSError):
         raise
     except Exception as error:  # a compiler, an allocator or the code of an encoding
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        said = " ".join(str(error).split())  # a callback's begins with a traceback
+        said = said if len(said) <= 500 else f"{said[:250]} … {said[-250:]}"
+        reason = f"{type(error).__name__}: {said}"
         trace = "".join(traceback.format_exception(error))
         return {"status": "failed", "reason": reason, "traceback": trace, **environment()}
     if result is None:
