@@ -290,7 +290,7 @@ def test_an_evaluation_computes_no_more_than_it_reports(monkeypatch):
     config = EvalConfig(lengths=(8, 16, 64), stride=4, windows=3, batch_tokens=100)
     one, shapes = Evaluator(trainer("rope"), config), []
 
-    def losses(params, tokens, block):
+    def losses(params, tokens, first):
         shapes.append((tokens.shape[0], tokens.shape[1] - 1))
         return np.zeros(shapes[-1]), np.zeros(shapes[-1], bool)
 
@@ -370,6 +370,19 @@ def test_token_losses_equal_numpy_whatever_the_batches(devices):
     own = np.take_along_axis(logits, rows[:, 1:, None], -1)[..., 0]
     assert_close(losses, logsumexp(logits, axis=-1) - own, 1e-6)
     np.testing.assert_array_equal(right, logits.argmax(-1) == rows[:, 1:])
+
+
+@pytest.mark.parametrize("spec", ["contiguous", "randomized(maximum=40)"])
+def test_an_evaluation_depends_on_neither_batches_nor_devices(spec):
+    config, text = EvalConfig(lengths=(4, L), stride=2, windows=3), tiny.tokens(3, 2 * L + 1)
+    found = []
+    for devices, tokens in ((1, 2 * L), (1, 16 * L), (8, 2 * L)):
+        one = Evaluator(
+            trainer(SPECS["rope"], devices, spec), dataclasses.replace(config, batch_tokens=tokens)
+        )
+        found.append(one.by_length(tiny.like(one.trainer.shapes), text))
+    for other in found[1:]:
+        assert_close(other["losses"], found[0]["losses"], 1e-6)
 
 
 def test_rows_are_trained_on_and_evaluated_at_their_own_length():

@@ -181,8 +181,9 @@ class SchemeRuns:
             pair = rate_search.best(losses)
         runs = [self._seed(seed, pair) for seed in self.config.every_seed]
         failed = any(result.get("status") == "failed" for result in (yield runs))
-        for pair in () if self.unsure else losses:  # nothing continues from their checkpoints
-            shutil.rmtree(self._check_folder(pair) / "checkpoints", ignore_errors=True)
+        if not self.unsure:
+            for pair in losses:  # nothing continues from their checkpoints any more
+                shutil.rmtree(self._check_folder(pair) / "checkpoints", ignore_errors=True)
         return failed
 
     def _seed(self, seed: int, pair: Pair) -> Run:

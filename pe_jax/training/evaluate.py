@@ -52,9 +52,14 @@ class Evaluator:
         def score(logits, targets):
             return token_losses(logits, targets), logits.argmax(-1) == targets
 
-        def losses(params, tokens, block):
-            key, read = jax.random.fold_in(jax.random.key(0), block), tokens[:, :-1]
-            positions = trainer.position_scheme.test_positions(key, read, jnp.zeros_like(read))
+        def positions_of(number, row):  # the same whatever rows are in the pass
+            key, rows = jax.random.fold_in(jax.random.key(0), number), row[None]
+            drawn = trainer.position_scheme.test_positions(key, rows, jnp.zeros_like(rows))
+            return None if drawn is None else drawn[0]
+
+        def losses(params, tokens, first):
+            read = tokens[:, :-1]
+            positions = jax.vmap(positions_of)(first + jnp.arange(len(read), dtype=jnp.int32), read)
             model, layout = trainer.model(params), trainer.layout
             model = trainer.at_positions(model, positions, read.shape[1], testing=True)
             positions = None if positions is None else layout.spread(positions)
@@ -96,7 +101,7 @@ class Evaluator:
         blocks = np.concatenate([rows, padding]).reshape(-1, size, length + 1)
         sharding = self.trainer.batch_sharding  # all processes have all rows
         blocks = [jax.make_array_from_process_local_data(sharding, b, b.shape) for b in blocks]
-        outputs = [self.losses(params, block, np.int32(n)) for n, block in enumerate(blocks)]
+        outputs = [self.losses(params, x, np.int32(n * size)) for n, x in enumerate(blocks)]
         losses, correct = (
             np.concatenate([np.asarray(x) for x in arrays]) for arrays in zip(*outputs, strict=True)
         )
