@@ -173,7 +173,7 @@ class Checkpoints:
 
         Raises:
           ConfigError: a file is damaged, or the checkpoint is of a run with another configuration,
-            naming the difference.
+            naming the difference; a parameter is missing, or has another shape or dtype.
         """
         saved = self.meta(step)
         if meta is not None:
@@ -184,12 +184,32 @@ class Checkpoints:
                     " steps are not bitwise those of the other mesh.",
                     *(x.get("devices") for x in (saved, meta)),
                 )
+        self._check_arrays(step, like)
         items: dict = {"state": ocp.args.StandardRestore(like)}
         if data is not None:
             import grain
 
             items["data"] = grain.checkpoint.CheckpointRestore(data)
         return self.manager.restore(step, args=ocp.args.Composite(**items))["state"]
+
+    def _check_arrays(self, step: int, like: Any) -> None:
+        """Raises ConfigError for the first array that is missing or of another shape or dtype."""
+        tree = ocp.StandardCheckpointHandler().metadata(self.path(step) / "state").tree
+        saved, now = (
+            {
+                jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}"
+                for path, x in jax.tree.leaves_with_path(arrays)
+            }
+            for arrays in (tree, like)
+        )
+        # a parameter before its moments in the optimizer
+        for name in sorted({*saved, *now}, key=lambda name: (not name.startswith("params/"), name)):
+            if saved.get(name) != now.get(name):
+                raise ConfigError(
+                    f"{self.path(step)}: {name} is {saved.get(name, 'missing')} there, and"
+                    f" {now.get(name, 'missing')} in this model: its code has changed since;"
+                    " restore that code, or use a new workdir"
+                )
 
     def close(self) -> None:
         """Waits for and releases orbax's threads."""

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pe_jax.training import manifest
 from pe_jax.training.checkpoint import TEMPORARY, Checkpoints, abstract
+from pe_jax.validation import ConfigError
 
 META = {"seed": 1, "devices": {"data": 4, "model": 2}}
 STATE = {"w": np.random.default_rng(0).standard_normal((64, 512)).astype(np.float32)}
@@ -163,6 +164,23 @@ def test_what_is_no_whole_step_is_ignored_with_a_warning_and_never_in_the_way(
     assert kept.steps() == [4, 5] and (folder / "999").is_dir()
     assert not [*folder.glob(f"*{TEMPORARY}*")] and (folder / "note.txt").exists()
     assert opened(folder).latest() == 5
+
+
+@pytest.mark.parametrize(
+    "array, words",
+    [
+        (np.zeros((64, 600), np.float32), "w is float32[64, 512] there, and float32[64, 600] in"),
+        (np.zeros((64, 512), np.float16), "w is float32[64, 512] there, and float16[64, 512] in"),
+        (None, "w is float32[64, 512] there, and missing in this model"),
+    ],
+)
+def test_an_array_of_another_shape_is_named_with_both(array, words, three, opened):
+    like = {"step": LIKE["step"]}
+    if array is not None:
+        like |= {"w": jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=LIKE["w"].sharding)}
+    with pytest.raises(ConfigError) as error:
+        opened(three).restore(3, like, None, None)
+    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_reading_changes_nothing(folder, opened):
