@@ -9,6 +9,9 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.running.process import signals
+
+signals.GRACE = 600.0  # a program that a signal ends is a worker of pytest
 # The tests compile much and run little: these settings take a sixth of the time off a law of every
 # scheme, a third of that by rarer garbage collection. Eight devices are for meshes.
 gc.set_threshold(50_000, 20, 20)

@@ -85,7 +85,7 @@ def main(settings: Settings) -> Timings:
     """Measures and writes; returns the rows."""
     out, facts = Path(settings.out), about("experiments.benchmark", PACKAGES)
     save_json(out / "benchmark.json", {"flags": dataclasses.asdict(settings), **facts})
-    with signals.Stop() as stop:
+    with signals.Stop() as stop, stop.saving():  # the rows so far
         timings = run(settings, stop)
     print(f"Results: {out}")
     if stop.signal is not None:

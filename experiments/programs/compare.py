@@ -245,7 +245,7 @@ class SchemeRuns:
         workdir, key = Path(run.workdir), (run.steps, worker.mesh)
         if key not in self.programs:
             self.programs[key] = Evaluator(prepare(run, worker.mesh), run.eval)
-        evaluator = self.programs[key].with_config(run.eval)
+        evaluator = self.programs[key].with_config(run.eval).heeding(worker.stop.check)
         result: dict = count_parameters(evaluator.trainer)
         result["learning_rate"] = run.optimizer.learning_rate
         result["encoding_rate"] = run.optimizer.encoding_rate

@@ -13,6 +13,7 @@ W windows, M longest length, n context length, s stride.
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -24,6 +25,8 @@ from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.config import PROTOCOLS, EvalConfig
 from pe_jax.training.step import Trainer, by_chunks, chunk_size, token_losses
+
+AHEAD = 1  # passes that are queued while one runs
 
 
 def pieces(text: np.ndarray, length: int, protocol: str, stride: int) -> np.ndarray:
@@ -41,12 +44,14 @@ class Evaluator:
     """Compiled token losses of one model; one program per length serves both protocols.
 
     Attributes:
+      check: called after each pass; what it raises ends an evaluation.
       begin: the token that every row begins with, in place of its first, which is no target; None
         leaves rows as they are.
     """
 
     def __init__(self, trainer: Trainer, config: EvalConfig, begin: int | None = None):
         self.trainer, self.config, self.begin = trainer, config, begin
+        self.check: Callable[[], None] = lambda: None
         replicated = NamedSharding(trainer.mesh, PartitionSpec())
 
         def score(logits, targets):
@@ -78,6 +83,12 @@ class Evaluator:
         other.config = config
         return other
 
+    def heeding(self, check: Callable[[], None]) -> Self:
+        """An evaluator that calls `check` after each pass, and shares the compiled programs."""
+        other = copy.copy(self)
+        other.check = check
+        return other
+
     def block(self, rows: int, length: int) -> int:
         """Rows per forward pass: as even as possible, at most `batch_tokens` tokens or one row."""
         shards = self.trainer.mesh.shape["data"] * self.trainer.mesh.shape["fsdp"]
@@ -101,7 +112,11 @@ class Evaluator:
         blocks = np.concatenate([rows, padding]).reshape(-1, size, length + 1)
         sharding = self.trainer.batch_sharding  # all processes have all rows
         blocks = [jax.make_array_from_process_local_data(sharding, b, b.shape) for b in blocks]
-        outputs = [self.losses(params, x, np.int32(n * size)) for n, x in enumerate(blocks)]
+        outputs = []
+        for n, x in enumerate(blocks):
+            outputs.append(self.losses(params, x, np.int32(n * size)))
+            jax.block_until_ready(outputs[max(0, n - AHEAD)])  # else all passes are queued
+            self.check()
         losses, correct = (
             np.concatenate([np.asarray(x) for x in arrays]) for arrays in zip(*outputs, strict=True)
         )

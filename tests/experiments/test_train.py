@@ -25,6 +25,7 @@ from experiments.running.training import trained_run
 from experiments.running.training import training_loop as program
 from pe_jax.training import tokenizer, utilization
 from pe_jax.training.config import Config
+from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.step import Trainer
 from pe_jax.validation import ConfigError
 from tests.experiments.tiny_run import (
@@ -176,22 +177,37 @@ class Slow:
         return state, metrics._replace(loss=self.losses[-1])
 
 
+class Ended:
+    """The statuses with which the process would have ended."""
+
+    def __init__(self, monkeypatch):
+        self.statuses = []
+        monkeypatch.setattr(signals.os, "_exit", self.statuses.append)
+
+    def wait(self) -> list[int]:
+        until = time.monotonic() + 30
+        while not self.statuses and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.statuses
+
+
 # 69
 # 81
 def test_a_hangup_is_ignored_where_it_is_and_only_what_a_user_repeats_exits_at_once(monkeypatch):
-    monkeypatch.setattr(signals.os, "_exit", lambda status: ended.append(status))
-    ended, before = [], signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    ended, before = Ended(monkeypatch), signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup
     try:
         with signals.Stop() as stop:
             signal.raise_signal(signal.SIGHUP)
+            time.sleep(0.1)
             assert stop.signal is None
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         with signals.Stop() as stop:
             for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGUSR1):
                 signal.raise_signal(number)
-            assert stop.signal == signal.SIGHUP and not ended
+            time.sleep(0.1)
+            assert stop.signal == signal.SIGHUP and not ended.statuses
             signal.raise_signal(signal.SIGTERM)
-            assert ended == [143]
+            assert ended.wait() == [143]
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -211,15 +227,45 @@ def test_a_signal_while_compiling_ends_without_a_step(config, monkeypatch):
 
 
 # 69
-def test_ctrl_c_while_nothing_is_to_be_saved_is_one_line(capsys):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-    try:
-        with pytest.raises(SystemExit) as end, signals.quiet_interrupt():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert end.value.code == 130 and capsys.readouterr().err == "Stopped.\n"
+def test_a_signal_while_nothing_is_to_be_saved_exits_at_once(monkeypatch, capsys):
+    ended = Ended(monkeypatch)
+    with signals.Stop(saves=False):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert ended.wait() == [130]
+    assert capsys.readouterr().err == "Stopped.\n"
+
+
+# 69
+def test_a_program_that_hears_nothing_ends_in_seconds_once_it_has_saved(monkeypatch):
+    ended = Ended(monkeypatch)
+    monkeypatch.setattr(signals, "GRACE", 0.01)
+    with signals.Stop() as stop:
+        with stop.saving():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+            assert stop.signal == signal.SIGTERM and not ended.statuses
+        assert ended.wait() == [143]
+
+
+# 69
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_signal_in_an_evaluation_is_heard_after_a_pass(every, config, monkeypatch):
+    """The final one, or that of step 2, after which the run saves step 3; then it goes on."""
+    evaluate = Evaluator.run
+
+    def signalled(self, params, rows, size=None):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(self, params, rows, size)
+
+    config = change(config, eval={"every": every, "batch_tokens": 4})
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(Evaluator, "run", signalled)
+        main(config, monkeypatch)
+    folder = pathlib.Path(config.workdir)
+    assert end.value.code == 143 and not (folder / "evaluation.json").exists()
+    assert (folder / "checkpoints" / ("3" if every else "6")).exists()
+    main(config, monkeypatch)
+    assert [step for step, _ in losses(config)] == [*range(1, 7)]
 
 
 # 68

@@ -74,7 +74,8 @@ def run(main: Callable[[Any], None], default: str, *kinds: type) -> None:
         # this reads the overrides of the default file immediately
         config_flags.DEFINE_config_dataclass("config", first, "a file of configs/", parse_fn=load)
     parse = functools.partial(_parse, kind())
-    app.run(lambda arguments: _start(main, arguments[1:], repeated), flags_parser=parse)
+    with signals.Stop(saves=False):  # runs that save have their own in it
+        app.run(lambda arguments: _start(main, arguments[1:], repeated), flags_parser=parse)
 
 
 def run_flags(main: Callable[[], None]) -> None:
@@ -90,7 +91,8 @@ def run_flags(main: Callable[[], None]) -> None:
                 raise ConfigError(f"{arguments[1]!r} is not a flag; write --FLAG=VALUE")
             main()
 
-    app.run(start, flags_parser=functools.partial(_parse, None))
+    with signals.Stop(saves=False):
+        app.run(start, flags_parser=functools.partial(_parse, None))
 
 
 def _show_help(what: str, main: Callable, config: Any) -> NoReturn:
@@ -185,7 +187,6 @@ def _config_file(argv: Sequence[str]) -> str | None:
     return given[0] if given else None
 
 
-@signals.quiet_interrupt()
 def _start(main: Callable[[Any], None], arguments: Sequence[str], repeated: Sequence[str]) -> None:
     with one_line_errors():
         if arguments:

@@ -189,7 +189,7 @@ class Methods:
         result: dict = {"encoding": run.model.encoding, "status": "ok", "reason": ""}
         if base.diverged:
             return {**result, "status": "diverged", "reason": base.diverged}
-        evaluator = make_evaluator(worker.mesh)
+        evaluator = make_evaluator(worker.mesh).heeding(worker.stop.check)
         state = self._restored(base, run, evaluator.trainer)
         asked = {n: x if evaluator.defined(n) else None for n, x in self.passkeys.items()}
         if steps:

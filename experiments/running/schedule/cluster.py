@@ -146,8 +146,11 @@ class Host:
         return found
 
     def end(self, signal: int) -> None:
-        """Lets the run save and stop."""
-        self.stop.signal = signal
+        """Lets the run save and stop; one that does not hear, as in a compiler, is left."""
+        self.stop.signal, until = signal, time.monotonic() + signals.GRACE
+        while self.stop.unsaved or time.monotonic() < until:
+            time.sleep(0.05)
+        self.answers.put(None)
 
 
 class Told:
@@ -212,11 +215,12 @@ class Remote:
         self, run: Run, place: Place, stop: signals.Stop, report: Callable[[Progress], None]
     ) -> dict | None:
         """The result of a run, as of `work.do`; raises Lost, and starts another process."""
-        try:
-            return self._done(place, stop, report)
-        except Lost:
-            self._renew()
-            raise
+        with stop.saving():  # it does
+            try:
+                return self._done(place, stop, report)
+            except Lost:
+                self._renew()
+                raise
 
     def _done(
         self, place: Place, stop: signals.Stop, report: Callable[[Progress], None]

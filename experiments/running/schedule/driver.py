@@ -213,9 +213,5 @@ def in_parallel(run: Callable[[Any], None], slots: Sequence[Any], stop: signals.
 
     with futures.ThreadPoolExecutor(len(slots)) as pool:
         submitted = [pool.submit(guarded, slot) for slot in slots]
-        # Only this thread runs handlers, and a signal that came to another does not wake it, as
-        # after SIGSTOP and SIGCONT, with which SLURM suspends and resumes.
-        while futures.wait(submitted, 1.0).not_done:
-            pass
     for future in submitted:
         future.result()

@@ -76,6 +76,8 @@ def do(run: Run, worker: Worker) -> dict | None:
     begin = time.monotonic()
     try:
         result = run.train(worker)
+    except signals.Stopped:
+        return None
     except (ConfigError, OSError):
         raise
     except Exception as error:  # a compiler, an allocator or the code of an encoding

@@ -125,16 +125,20 @@ def run(config: Config, profile: bool = False) -> None:
         begin = time.monotonic()
         with signals.Stop() as stop:
             worker = Worker(config.model.encoding, trainer.mesh, stop, metrics.log)
+            evaluation, evaluator = {}, evaluator.heeding(stop.check)
             try:
                 state = train(config, source, evaluator, worker, profile=profile)
+                if stop.signal is None:
+                    evaluation = {"status": "ok", "seconds": time.monotonic() - begin}
+                    evaluation |= evaluate(evaluator, source, state)
             except Diverged as error:
                 print(f"error: {error}", file=sys.stderr)
                 sys.exit(1)
-        stop.leave()
-        evaluation = {"status": "ok", "seconds": time.monotonic() - begin}
-        evaluation |= evaluate(evaluator, source, state)
-        if is_first:
+            except signals.Stopped:
+                evaluation = {}  # all steps are saved
+        if is_first and evaluation:
             save_json(folder / "evaluation.json", evaluation)
+        stop.leave()
     for protocol, lengths in evaluation["losses"].items():
         for length, losses in lengths.items():
             text = "not defined" if losses is None else f"{np.mean(losses):.4f} nats"
@@ -273,6 +277,7 @@ def train(
         stack.enter_context(contextlib.closing(writer)).start(done)
         if worker.stop.due():  # a signal came while compiling: there is nothing to save
             return state
+        stack.enter_context(worker.stop.saving())
         profiler = Profiler(folder / "profile", profile, done, config.steps)
         stack.enter_context(contextlib.closing(profiler))
         in_flight, losses = InFlight(), []  # losses since the last row of metrics
@@ -295,9 +300,10 @@ def train(
                 taken = [x for x in map(float, losses) if np.isfinite(x)]  # others were skipped
                 row["loss"], losses = float(np.mean(taken)) if taken else np.nan, []
                 if evaluates:
-                    with writer.paused():
+                    # after a signal the row goes without, and the next step is saved
+                    with writer.paused(), contextlib.suppress(signals.Stopped):
                         loss = training_length_loss(evaluator, source, state, config.length)
-                    row["eval_loss"] = loss
+                        row["eval_loss"] = loss
                 writer.write(step, config.batch * config.length, **row)
             if saves:
                 with one_line_errors():
