@@ -25,7 +25,7 @@ from pe_jax.encodings.scaling.base import Scaling
 from pe_jax.encodings.sums import Sum
 from pe_jax.hf import parents, weights
 from pe_jax.hf.families import FAMILIES, NEAREST
-from pe_jax.hf.keys import ELSEWHERE, LAYERS, LENGTHS, SUSPECT, TOWERS, Keys
+from pe_jax.hf.keys import ACT_OFF, ELSEWHERE, LAYERS, LENGTHS, SUSPECT, TOWERS, Keys, concerned
 from pe_jax.hf.layer_types import FULL
 from pe_jax.hf.layers import Extras, Family, LayerEncoding, pattern, rotation_of
 from pe_jax.validation import is_int, nearest, require, shown
@@ -189,7 +189,7 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     rate = part.get("position_id_per_seconds") if rate is None else rate  # Qwen's Omni models
     if rate is not None and getattr(family, "sections", None):  # of the positions in the text
         config = {**config, "tokens_per_second": rate}
-    _check_beside(parent, config)
+    beside = _check_beside(parent, config)
     keys = Keys(str(model_type), config)
     if keys.drafts() and getattr(family, "sections", ()) is None:
         parameters = keys.mapping("rope_scaling") or keys.mapping("rope_parameters") or {}
@@ -204,7 +204,7 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     fix = "this family's layers see later tokens; its code on the Hub may read the key"
     require(not told or any(layer.causal for layer in layers), "causal", True, fix)
     keys.check_switches(any(rotation_of(layer) is not None for layer in layers))
-    unread = keys.check_rest()
+    unread = (*keys.check_rest(), *beside)
     layers = layers if causal else map(_both_ways, layers)
     if unread:
         layers = [x.with_extras(unread=unread) if x.encoding is not None else x for x in layers]
@@ -213,19 +213,27 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     return tuple(layers)
 
 
-def _check_beside(parent: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-    """Raises ValueError if a config of several parts has keys of positions that its text lacks."""
+def _check_beside(parent: Mapping[str, Any], text: Mapping[str, Any]) -> list[str]:
+    """Raises ValueError if a config of several parts has keys of positions that its text lacks.
+
+    Returns those of its other parts, but for those of other towers.
+    """
     inside = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    parts: list[str] = []
     for name, value in parent.items() if parent is not text else ():
         concerns = SUSPECT.search(name) or name in ("is_causal", "causal")
         read = text.get(name, inside.get(name))
         other = name in ELSEWHERE or TOWERS.search(name) or BESIDE_ONLY.search(name)
+        if not concerns and name not in parents.TEXT:
+            parts += concerned(name, value)
         if value == read or not concerns or other:
             continue
-        off = value in (None, {}, False) if name != "is_causal" else value in (None, True)
+        off = value in (None, {}, False) and not (value is False and ACT_OFF.search(name))
+        off = off if name != "is_causal" else value in (None, True)
         off = off or (name == "position_embedding_type" and value == "sine")  # of a detector
         fix = f"it stands beside the part for text, which has {shown(read)} and is what is read"
         require(off, name, value, fix)
+    return parts
 
 
 def _both_ways(layer: LayerEncoding) -> LayerEncoding:

@@ -25,7 +25,12 @@ SUSPECT = re.compile(
     r"|tokens_per_second|(^|_)(nope|ntk|logn|xpos|yarn|mla)(_|$)|clip_qkv|qkv_clip"
     r"|attn_type_list|attention_types|block_type|(^|_)sparse_(att|config|block|top)|(use|is)_sparse"
     r"|(^|_)(q|k|qk)_?(ln|norm|layernorm|layer_norm)s?(_|$)"
+    r"|att_key|att_type|rel_ebd|biased_input|mscale|beta_(fast|slow)|(low|high)_freq_factor"
+    r"|(long|short|attn|attention|extrapolation)_factor|^factor$|(^|_)truncate$"
 )
+# These act where they are False.
+ACT_OFF = re.compile(r"biased_input|(^|_)truncate$|scale_attn_weights|temperature_tuning")
+SWITCH = re.compile(r"^(use|enable|apply|with|has|do)_|_(enabled|on)$")  # of the key so called
 HARMLESS = {*LENGTHS, "n_ctx", "seq_length", "chunk_size_feed_forward", "max_window_layers"}
 HARMLESS |= {"original_max_position_embeddings", "max_trained_positions"}
 HARMLESS |= {"context_window_size", "prefill_chunk_size"}  # limits of a runtime (MLC)
@@ -53,7 +58,7 @@ KINDS = re.compile(  # of keys that attention reads, and that say nothing of its
 )
 TOWERS = re.compile(  # parts for other inputs and outputs than text
     r"vision|visual|image|video|audio|speech|talker|projector|qformer|mm_"
-    r"|codec|protein|decoder_config|encoder_config|compress_rates"
+    r"|codec|protein|decoder_config|encoder_config|compress_rates|backbone|perceiver"
 )
 PLAIN = {  # values that change nothing
     "position_embedding_type": ("absolute",),
@@ -223,12 +228,14 @@ class Keys:
                 continue
             if key == "sliding_window" and self._no_window(value):
                 continue
-            if value is None or (key not in PLAIN and not _on(value)):
+            if value is False and _on(self.config.get(whole := SWITCH.sub("", key))):
+                fix = f"it may switch {whole} off, which {self.model_type!r} reads as it is"
+                require(whole not in self.known or whole == key, key, value, fix)
+            if value is None or (key not in PLAIN and not _acts(key, value)):
                 continue
             if not SUSPECT.search(key):
                 known = key in LISTED or KINDS.search(key)
-                inside = [] if TOWERS.search(key) else _concerned(value)
-                unread += [f"{key}.{x}" for x in inside] if known else [key]
+                unread += concerned(key, value) if known else [key]
                 continue
             ours = next((name for words, name in OURS.items() if re.search(words, key)), "")
             near = f"; the nearest scheme: {ours}" if ours else ""
@@ -257,12 +264,20 @@ class Keys:
         return next((n for n in names if self.config.get(n) is not None), names[0])
 
 
-def _concerned(part: Any) -> list[str]:
-    """The keys of positions that are switched on in a part of a config that was not read."""
-    if not isinstance(part, Mapping):
-        return []
-    texts = [str(key) for key, value in part.items() if _on(value)]
-    return [key for key in texts if SUSPECT.search(key) and key not in ELSEWHERE]
+def concerned(name: str, part: Any) -> list[str]:
+    """The keys of positions that act in a part of a config that was not read, or in its parts."""
+    found: list[str] = []
+    if not isinstance(part, Mapping) or TOWERS.search(name):
+        return found
+    for key, value in ((str(key), value) for key, value in part.items()):
+        acts = SUSPECT.search(key) and key not in ELSEWHERE and _acts(key, value)
+        found += [key] if acts else concerned(key, value)
+    return [f"{name}.{key}" for key in found]
+
+
+def _acts(key: str, value: Any) -> bool:
+    """Whether a key has an effect with this value, should it have any."""
+    return _on(value) or (value is False and ACT_OFF.search(key) is not None)
 
 
 def _on(value: Any) -> bool:

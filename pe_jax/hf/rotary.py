@@ -457,6 +457,9 @@ class Step(Rotary):
 
     def _parameters(self, keys):
         shared, nested = super()._parameters(keys)
+        factors = keys.get("partial_rotary_factors", default=[])
+        ok = isinstance(factors, list | tuple)
+        require(ok, "partial_rotary_factors", factors, "pass a list, one per layer")
         listed = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
         listed = {n: name for n, name in listed.items() if isinstance(keys.get(n), list | tuple)}
         if nested or not listed:

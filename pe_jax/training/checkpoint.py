@@ -194,7 +194,8 @@ class Checkpoints:
 
     def _check_arrays(self, step: int, like: Any) -> None:
         """Raises ConfigError for the first array that is missing or of another shape or dtype."""
-        tree = ocp.StandardCheckpointHandler().metadata(self.path(step) / "state").tree
+        path: Any = self.path(step) / "state"
+        tree = ocp.StandardCheckpointHandler().metadata(path).tree
         saved, now = (
             {
                 jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}"

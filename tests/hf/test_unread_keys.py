@@ -1,6 +1,7 @@
 """No key of positions is dropped without a word, wherever it stands and whatever it is called."""
 
-import copy
+import contextlib
+import re
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.hf.configs import (
     T5,
     of,
 )
+from tools.cookbook_rows import ROWS
 
 CONFIGS = (LLAMA31, MISTRAL, PYTHIA, GEMMA2, GPT_OSS, MINIMAX, DEEPSEEK3, T5, MPT, QWEN2_VL)
 CONFIGS += (
@@ -28,17 +30,14 @@ CONFIGS += (
     of("stablelm", partial_rotary_factor=0.5),
 )
 
-SIZES = {"model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"}
-CHANGES = {  # what becomes of a config whose key has another place, name or value
-    "moved beside the text": lambda rest, key, value: {
-        "model_type": "a_vl",
-        key: value,
-        "text_config": rest,
-    },
-    "moved into a part": lambda rest, key, value: rest | {"attention": {key: value}},
-    "moved into a config": lambda rest, key, value: rest | {"extra_config": {key: value}},
-    "renamed": lambda rest, key, value: rest | {f"my_{key}": value},
-}
+SIZES = re.compile(  # these say how large a layer is, and a config without positions has them too
+    r"model_type|^(hidden|image|patch|window)_size|^n_(embd|head|layer)s?$|^d_(model|kv)$|^dim$|head_dim"
+    r"|num_(hidden_layers|attention_heads|heads|layers|register_tokens)|_layers$|_heads$"
+    r"|^max_position_embeddings$"
+)
+PARTS = ("attention", "attn_config", "extra_config", "extra_config.attention")
+NAMES = ("my_{}", "text_{}", "attn_{}", "self_attn_{}", "{}_value", "{}s")
+SWITCHES = ("use_{}", "enable_{}", "{}_enabled")
 
 
 def told(config, key, plain):
@@ -51,28 +50,84 @@ def told(config, key, plain):
     return any(key in name or name == "attention" for name in unread) or layers != plain
 
 
-def effective(config):
-    """The keys without which the layers would be others, each with the config without it."""
-    layers = hf.encodings(config)
-    for key in config.keys() - SIZES:
-        rest = {name: value for name, value in config.items() if name != key}
-        try:
-            plain = hf.encodings(rest)
-        except ValueError:
-            continue  # it is required
-        if plain != layers:
-            yield key, rest, plain
+def replaced(config, path, **values):
+    """A copy of a config with other values of keys where the path leads."""
+    config = dict(config)
+    if path:
+        config[path[0]] = replaced(config.get(path[0]) or {}, path[1:], **values)
+        return config
+    return {k: v for k, v in {**config, **values}.items() if v is not None}
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_key_that_matters_is_read_refused_or_listed(change):
-    count = 0
-    for config in map(copy.deepcopy, CONFIGS):
-        for key, rest, plain in effective(config):
-            changed = CHANGES[change](rest, key, config[key])
-            assert told(changed, key, plain), (config["model_type"], key)
-            count += 1
-    assert count >= 15
+def paths(config, path=()):
+    """(path, key, value) of every key that may concern positions, also in parts of a config."""
+    for key, value in config.items():
+        if not SIZES.search(key) and key != "vision_config":
+            yield path, key, value
+        if isinstance(value, dict):
+            yield from paths(value, (*path, key))
+
+
+def moved(rest, path, key, value):
+    """What becomes of a config, the rest, whose key has another place or name."""
+    for name in (*NAMES, *SWITCHES):
+        yield name, replaced(rest, path, **{name.format(key): value})
+    if path:
+        yield "out of its part", replaced(rest, path[:-1], **{key: value})
+        return
+    for place in PARTS + ("rope_parameters", "rope_scaling") * (not isinstance(value, dict)):
+        yield place, replaced(rest, tuple(place.split(".")), **{key: value})
+    beside = {"model_type": "a_vl", "text_config": rest}
+    yield "beside the text", {**beside, key: value}
+    yield "in a part beside it", {**beside, "extra_config": {key: value}}
+
+
+def every_type():
+    """A config of every model type that is read with a base, a window and a part that rotates."""
+    keys = {"rope_theta": 3e5, "sliding_window": 8, "partial_rotary_factor": 0.5}
+    for kind in hf.FAMILIES:
+        for count in range(len(keys), -1, -1):
+            config = of(kind, num_hidden_layers=6, **dict([*keys.items()][:count]))
+            with contextlib.suppress(ValueError):
+                hf.encodings(config)
+                yield config
+                break
+
+
+def sweep(configs):
+    """(what was done, config, key, layers that it must not have) of every key that matters."""
+    for config in configs:
+        layers = hf.encodings(config)
+        for path, key, value in [*paths(config)]:
+            rest = replaced(config, path, **{key: None})
+            try:
+                plain = hf.encodings(rest)
+            except ValueError:
+                continue  # it is required
+            if plain == layers:
+                continue
+            for change, other in moved(rest, path, key, value):
+                yield change, other, key, plain
+            if isinstance(value, bool):
+                yield "turned round", replaced(config, path, **{key: not value}), key, layers
+                continue
+            for name in SWITCHES:
+                off = replaced(config, path, **{name.format(key): False})
+                yield f"{name} off", off, key, layers
+
+
+@pytest.mark.parametrize(
+    "configs, least",
+    [
+        pytest.param(CONFIGS, 350, id="chosen"),
+        pytest.param((x.settings for x in ROWS if x.model_type), 700, id="cookbook"),
+        pytest.param(every_type(), 3000, id="every type"),
+    ],
+)
+def test_a_key_that_matters_is_read_refused_or_listed(configs, least):
+    cases = [*sweep(configs)]
+    dropped = [case[:3] for case in cases if not told(*case[1:])]
+    assert len(cases) >= least and not dropped, (len(cases), len(dropped), dropped[:9])
 
 
 @pytest.mark.parametrize(
