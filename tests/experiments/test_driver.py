@@ -76,6 +76,24 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capsys, caplog
     assert (tmp_path / "b" / "0.json").stat().st_mtime_ns == before
 
 
+def test_what_killed_the_process_comes_last(tmp_path):
+    """As the kernel does where memory is out; a signal or an error leaves no word of it."""
+    order, file = [], tmp_path / "under_way.json"
+
+    def noted(worker):
+        order.append((worker.label, file.read_text()))
+        return ok(worker)
+
+    names = "abc"
+    with pytest.raises(SystemExit):
+        drive(tmp_path, [work(tmp_path, "a", fails), work(tmp_path, "b", stops)])
+    assert not file.exists()
+    file.write_text('["a"]')
+    found = drive(tmp_path, [work(tmp_path, name, noted) for name in names])
+    assert order == [(f"{x} 0", f'["{x}"]') for x in "bca"] and "".join(found) == names
+    assert not file.exists()
+
+
 @pytest.mark.parametrize("error", [ConfigError("steps=3: no"), OSError(28, "No space left")])
 def test_what_is_not_of_one_run_ends_all_on_one_line(tmp_path, capsys, error):
     def wrong(worker):

@@ -41,7 +41,8 @@ def test_each_taker_keeps_to_its_work_until_that_ends():
         if (first := runs.take("x")) is not None:
             taken.append(label(runs, first))
     assert taken == ["a 0.0", "a 0.1", "a 2.0"] and runs.over()
-    assert runs.outcomes() == [[{"n": 0}, {"n": 1}, {"n": 2}], [{"n": 0}], [{"n": 0}]]
+    zero = {"n": 0}
+    assert runs.outcomes() == {"a": [zero, {"n": 1}, {"n": 2}], "b": [zero], "c": [zero]}
 
 
 def test_shared_runs_go_to_whoever_is_free_and_come_back_if_one_is_lost():
@@ -53,12 +54,12 @@ def test_shared_runs_go_to_whoever_is_free_and_come_back_if_one_is_lost():
     runs.give(second, {"n": 1})
     runs.give(first, {"n": 0})  # results come in any order
     third = runs.take("y")
-    assert third == Place(0, ([{"n": 0}, {"n": 1}],), 0)
+    assert third == Place("a", ([{"n": 0}, {"n": 1}],), 0)
 
 
 def test_after_a_signal_nothing_is_taken():
     runs = pending(work("a", 1), work("b", 1), shared=True, stopped=lambda: True)
-    assert runs.take("x") is None and runs.outcomes() == [None, None]
+    assert runs.take("x") is None and runs.outcomes() == {}
 
 
 def test_a_place_is_found_in_another_process():
@@ -67,7 +68,7 @@ def test_a_place_is_found_in_another_process():
     there = Begun(work("a", 2, 0, 1, 1))
     for n in (0, 1):
         here.give(n, {"n": n})
-    place = Place(0, tuple(here.before), 0)
+    place = Place("a", tuple(here.before), 0)
     assert there.at(place).label == here.runs[0].label == "a 2.0"
     here.give(0, {"n": 2})
-    assert there.at(Place(0, tuple(here.before), 0)).label == "a 3.0"
+    assert there.at(Place("a", tuple(here.before), 0)).label == "a 3.0"

@@ -163,18 +163,18 @@ class Told:
 
     def run(self, works: Iterable[Work]) -> dict[Any, Any]:
         """Name → what came of the work; returns when a run of a later list is asked for."""
-        begun = [Begun(work) for work in works]
+        begun = {work.name: Begun(work) for work in works}
         while len((place := self.place or self.host.places.get()).earlier) == self.lists:
             self.place = None
             run = begun[place.work].at(place)
             worker = Worker(run.label, self.mesh, self.host.stop, self.host.progress.put)
             self.host.answers.put(do(run, worker))
         self.place = place
-        for work, results in zip(begun, place.earlier[self.lists], strict=True):
-            for found in results[len(work.before) :]:
-                work.known(found)
+        for name, results in place.earlier[self.lists].items():
+            for found in results[len(begun[name].before) :]:
+                begun[name].known(found)
         self.lists += 1
-        return {work.work.name: work.outcome for work in begun}
+        return {name: work.outcome for name, work in begun.items()}
 
 
 class Remote:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent import futures
@@ -79,64 +80,85 @@ class Driver:
       shared: whether runs of one work may go to several slots.
       failures: label and reason of each run that failed.
       lost: how many processes each run has lost.
+      file: names of the works that are under way, for the next start if the process is killed.
+      died: names of those that were when the process before was.
     """
 
-    def __init__(self, slots: Sequence[Slot], shared: bool = False):
-        self.slots, self.shared = slots, shared
+    def __init__(self, slots: Sequence[Slot], file: Path, shared: bool = False):
+        self.slots, self.shared, self.file = slots, shared, file
         self.failures, self.lost = list[str](), Counter[str]()
         self.earlier: list[Any] = []  # results of lists that are done
+        self.under_way, self.writing = Counter[str](), threading.Lock()
+        self.died: list[str] = json.loads(file.read_text()) if file.exists() else []
 
     def run(self, works: Iterable[Work]) -> dict[Any, Any]:
         """Name → what came of the work; works start in this order.
 
+        The last are those during which the process before was killed, as for want of memory.
         A run that fails has a result with the status "failed" and the reason, and the others go on.
         Exits with a signal's status if one came; on one line after a ConfigError or an OSError, as
         these are not of one run.
         """
         works = list(works)
+        ordered = sorted(works, key=lambda work: str(work.name) in self.died)
         steps = {work.name: work.steps for work in works}
         with signals.Stop() as stop, one_line_errors(), RunTable(steps) as table:
             stopped = lambda: stop.signal is not None  # noqa: E731
-            pending = Pending(works, self.shared, stopped, self.earlier)
+            pending = Pending(ordered, self.shared, stopped, self.earlier)
             in_parallel(lambda slot: self._serve(slot, pending, stop, table), self.slots, stop)
             if not (pending.over() or stopped()):
                 raise OSError("all processes of the cluster are lost; the same command continues")
         stop.leave()
         self.earlier.append(pending.results())
-        return {work.name: outcome for work, outcome in zip(works, pending.outcomes(), strict=True)}
+        outcomes = pending.outcomes()
+        return {work.name: outcomes.get(work.name) for work in works}
 
     def _serve(self, slot: Slot, pending: Pending, stop: signals.Stop, table: RunTable) -> None:
         """Has a slot do runs, as long as there are some."""
         while slot.ready(pending.open) and (place := pending.take(slot)) is not None:
             run = pending.run(place)
             try:
-                result = self._result(run, pending.works[place.work].name, place, slot, stop, table)
+                with self._noted(place.work):
+                    result = self._result(run, place, slot, stop, table)
             except Lost as error:
                 self._log_loss(run, error)
                 pending.back(place)
             else:
                 pending.give(place, result)
 
+    @contextlib.contextmanager
+    def _noted(self, name: Hashable) -> Iterator[None]:
+        """Keeps the name of a work in the file while one of its runs is under way."""
+        if str(name) in self.died:
+            logging.warning("%s was under way when the process before was killed", name)
+        self._note(str(name), 1)
+        try:
+            yield
+        finally:
+            self._note(str(name), -1)
+
+    def _note(self, name: str, more: int) -> None:
+        with self.writing:
+            self.under_way[name] += more
+            if names := sorted(+self.under_way):
+                save_json(self.file, names)
+            else:
+                self.file.unlink(missing_ok=True)
+
     def _result(
-        self,
-        run: Run,
-        name: Hashable,
-        place: Place,
-        slot: Slot,
-        stop: signals.Stop,
-        table: RunTable,
+        self, run: Run, place: Place, slot: Slot, stop: signals.Stop, table: RunTable
     ) -> dict | None:
         """The result of a run, as it is in its file; None if a signal came."""
         if run.file.exists():
             try:
                 saved = json.loads(run.file.read_text())
-                table.skip(name, run.label, run.steps)
+                table.skip(place.work, run.label, run.steps)
                 return saved
             except ValueError as error:
                 logging.warning("%s: %s; the run is done again", run.file, error)
         failed = run.file.with_suffix(FAILED)
         failed.unlink(missing_ok=True)  # of an earlier start
-        table.start(name, run.label, run.steps, slot.where)
+        table.start(place.work, run.label, run.steps, slot.where)
         try:
             result = slot.do(run, place, stop, table.report)
         except Lost as error:
@@ -190,7 +212,7 @@ def opened(
             slots: Sequence[Slot] = [Device(mesh) for mesh in meshes]
             if config.cluster:
                 slots = stack.enter_context(cluster.slots(program, config, path, manifest))
-        driver = Driver(slots, shared=bool(config.cluster))
+            driver = Driver(slots, path.with_name("under_way.json"), bool(config.cluster))
         yield driver
     if driver.failures:
         print("error: the same command tries these again, and no others:", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.running.schedule.work import Run, Work
@@ -10,20 +10,23 @@ from experiments.running.schedule.work import Run, Work
 WAIT = 0.5  # seconds between looks at whether a signal came
 
 
+Results = Mapping[Hashable, Sequence[Sequence[dict]]]  # of works, by name, as they were yielded
+
+
 class Place(NamedTuple):
     """Where a run stands in a list of works, so that another process finds it there.
 
     Attributes:
-      work: its index.
+      work: its name.
       before: results of the work's runs so far, together as they were yielded.
       number: among the runs that are yielded after these.
-      earlier: results of the lists before this one: of each work, as `before`.
+      earlier: results of the lists before this one: name of a work → as `before`.
     """
 
-    work: int
+    work: Hashable
     before: tuple[Sequence[dict], ...]
     number: int
-    earlier: tuple[Sequence[Sequence[Sequence[dict]]], ...] = ()
+    earlier: tuple[Results, ...] = ()
 
 
 class Begun:
@@ -87,22 +90,22 @@ class Pending:
         works: Sequence[Work],
         shared: bool,
         stopped: Callable[[], bool],
-        earlier: Sequence[Sequence[Sequence[Sequence[dict]]]] = (),
+        earlier: Sequence[Results] = (),
     ):
         self.works, self.shared, self.stopped = works, shared, stopped
         self.earlier = tuple(earlier)
-        self.begun: list[Begun] = []
-        self.takers: dict[Hashable, int] = {}
+        self.begun: dict[Hashable, Begun] = {}
+        self.takers: dict[Hashable, Hashable] = {}
         self.changed = threading.Condition()
 
     def take(self, taker: Hashable) -> Place | None:
         """The next run of a taker, which may wait for it; None if there is none."""
         with self.changed:
             while self.open():
-                index = self._chosen(taker)
-                if index is not None:
-                    self.takers[taker], work = index, self.begun[index]
-                    return Place(index, tuple(work.before), work.left.popleft(), self.earlier)
+                name = self._chosen(taker)
+                if name is not None:
+                    self.takers[taker], work = name, self.begun[name]
+                    return Place(name, tuple(work.before), work.left.popleft(), self.earlier)
                 if not self.shared:
                     return None
                 self.changed.wait(WAIT)
@@ -114,18 +117,19 @@ class Pending:
 
     def over(self) -> bool:
         """Whether all works are at their end."""
-        return len(self.begun) == len(self.works) and not any(w.runs for w in self.begun)
+        return len(self.begun) == len(self.works) and not any(w.runs for w in self.begun.values())
 
-    def _chosen(self, taker: Hashable) -> int | None:
+    def _chosen(self, taker: Hashable) -> Hashable | None:
         own = self.takers.get(taker)
         if own is not None and self.begun[own].left:
             return own
         while len(self.begun) < len(self.works):
-            self.begun.append(Begun(self.works[len(self.begun)]))
-            if self.begun[-1].left:
-                return len(self.begun) - 1
+            work = self.works[len(self.begun)]
+            self.begun[work.name] = Begun(work)
+            if self.begun[work.name].left:
+                return work.name
         if self.shared:
-            return next((k for k, work in enumerate(self.begun) if work.left), None)
+            return next((name for name, work in self.begun.items() if work.left), None)
         return None
 
     def run(self, place: Place) -> Run:
@@ -145,13 +149,12 @@ class Pending:
             self.begun[place.work].left.appendleft(place.number)
             self.changed.notify_all()
 
-    def outcomes(self) -> list[Any]:
+    def outcomes(self) -> dict[Hashable, Any]:
         """What came of each work; None of one that is not at its end, which closes it."""
-        for begun in self.begun:
+        for begun in self.begun.values():
             begun.work.runs.close()
-        unbegun = len(self.works) - len(self.begun)
-        return [begun.outcome for begun in self.begun] + [None] * unbegun
+        return {name: begun.outcome for name, begun in self.begun.items()}
 
-    def results(self) -> list[Sequence[Sequence[dict]]]:
-        """Of each work, all results, together as their runs were yielded."""
-        return [begun.before for begun in self.begun]
+    def results(self) -> Results:
+        """All results."""
+        return {name: begun.before for name, begun in self.begun.items()}
