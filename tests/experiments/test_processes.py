@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from configs import train
+from experiments.running.configs.compare import CompareConfig
 from experiments.running.process import distributed
 from experiments.running.process.errors import one_line_errors
 from experiments.running.training import training_loop as program
@@ -257,14 +258,15 @@ def test_the_flags_of_every_documented_launch_exist():
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     blocks += [path.read_text() for path in SCRIPTS]
     commands = re.findall(r"-m experiments\.(\w+)((?: +\\\n| +--[^ \n\"]+)+)", "\n".join(blocks))
-    assert len(commands) == 6 and {name for name, _ in commands} == {"train"}
+    assert sorted(name for name, _ in commands) == ["compare"] * 4 + ["train"] * 4
     known = {"config", "encoding", *distributed.FLAG_NAMES}
-    for _, given in commands:
+    for program, given in commands:
+        config = CompareConfig() if program == "compare" else Config()
         changes = {}
         for name, value in re.findall(r"--([\w.]+)=(\S+)", given):
             if name.startswith("config."):
                 path = name.removeprefix("config.")
-                field = config_fields.find(Config(), path)
+                field = config_fields.find(config, path)
                 assert field is not None, name
                 changes[path] = type(field.default)(value)
                 assert field.metadata["ok"](changes[path])
