@@ -360,7 +360,8 @@ def test_without_the_run_of_a_rate_none_is_chosen(tmp_path):
     sources: Any = (None, None)
     runs = compare.SchemeRuns(settings(tmp_path), sources, "nope", pairs, evaluator)()
     assert len(next(runs)) == len(RATES)
-    for run in runs.send([{"status": "failed"}] * len(RATES)):  # a second start may find that rate to be the best
+    # A second start may find that rate to be the best.
+    for run in runs.send([{"status": "failed"}] * len(RATES)):
         with pytest.raises(RuntimeError, match="the run of a rate failed: none is chosen"):
             run.train(None)
 

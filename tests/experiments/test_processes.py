@@ -260,8 +260,8 @@ def test_the_flags_of_every_documented_launch_exist():
     commands = re.findall(r"-m experiments\.(\w+)((?: +\\\n| +--[^ \n\"]+)+)", "\n".join(blocks))
     assert sorted(name for name, _ in commands) == ["compare"] * 4 + ["train"] * 4
     known = {"config", "encoding", *distributed.FLAG_NAMES}
-    for program, given in commands:
-        config = CompareConfig() if program == "compare" else Config()
+    for name, given in commands:
+        config = CompareConfig() if name == "compare" else Config()
         changes = {}
         for name, value in re.findall(r"--([\w.]+)=(\S+)", given):
             if name.startswith("config."):
