@@ -79,9 +79,13 @@ def described(source: Source) -> dict[str, Any]:
 
 def save_encoding(folder: Path, trainer: Trainer, params: Any) -> None:
     """Saves the trained parameters of layer 0's encoding, for its picture."""
+    if jax.process_count() > 1:  # each may have a part
+        params = jax.jit(lambda x: x, out_shardings=trainer.shardings.step)(params)
     model = trainer.model(params)
     first = jax.tree.map(lambda x: x[0], model.blocks[0].attention.params)
     leaves = jax.tree.leaves(Params(model.shared[model.which[0]], first))
+    if jax.process_index() > 0:
+        return
     arrays: dict[str, Any] = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
     np.savez(folder / "encoding.npz", **arrays)
 
@@ -240,7 +244,8 @@ class SchemeRuns:
         Losses during training are on the second of the sources, the final ones on `source`. It
         continues a `check` of its rates, if there is one.
         """
-        if check is not None:
+        is_first = jax.process_index() == 0
+        if check is not None and is_first:
             self._continue(check, Path(run.workdir))
         workdir, key = Path(run.workdir), (run.steps, worker.mesh)
         if key not in self.programs:
@@ -249,7 +254,8 @@ class SchemeRuns:
         result: dict = count_parameters(evaluator.trainer)
         result["learning_rate"] = run.optimizer.learning_rate
         result["encoding_rate"] = run.optimizer.encoding_rate
-        save_json(workdir / "config.json", run_metadata(run, source))
+        if is_first:
+            save_json(workdir / "config.json", run_metadata(run, source))
         try:
             state = train(run, self.sources[1], evaluator, worker)
         except Diverged as error:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 
+import jax
 import pytest
 
 from experiments.programs import compare
@@ -119,29 +120,29 @@ def test_a_node_that_differs_is_refused_before_the_first_run(
 
 
 @pytest.mark.parametrize(
-    "fields, nodes, share, count",
-    [
-        ({}, [{"CPU": 4.0}, {"CPU": 2.0}], {"num_cpus": 1}, 6),
-        ({"workers": 2}, [{"CPU": 4.0}], {"num_cpus": 1}, 2),
-        ({}, [{"CPU": 64.0, "GPU": 8.0}, {"CPU": 8.0}], {"num_gpus": 1}, 8),
-        ({"devices": "all"}, [{"GPU": 8.0, "CPU": 9.0}] * 2, {"num_gpus": 8}, 2),
-        ({}, [{"CPU": 96.0, "TPU": 4.0}] * 2, {"resources": {"TPU": 1}}, 8),
-        ({"devices": "all"}, [{"CPU": 4.0}, {"CPU": 2.0}], {"num_cpus": 2}, 2),
+    "fields, nodes, share",
+    [  # resources and devices of a process, runs at a time, processes of each
+        ({}, [{"CPU": 4.0}, {"CPU": 2.0}], ({"CPU": 1}, 1, 6, 1)),
+        ({"workers": 2}, [{"CPU": 4.0}], ({"CPU": 1}, 1, 2, 1)),
+        ({}, [{"CPU": 64.0, "GPU": 8.0}, {"CPU": 8.0}], ({"GPU": 1}, 1, 8, 1)),
+        ({"devices": "all"}, [{"GPU": 8.0, "CPU": 9.0}] * 2, ({"GPU": 8}, 8, 1, 2)),
+        ({}, [{"CPU": 96.0, "TPU": 4.0}] * 2, ({"TPU": 1}, 1, 8, 1)),
+        ({"devices": "all"}, [{"CPU": 4.0}, {"CPU": 2.0}], ({"CPU": 2}, 1, 1, 2)),
     ],
 )
-def test_what_a_run_takes_of_the_nodes(monkeypatch, fields, nodes, share, count):
+def test_what_a_run_takes_of_the_nodes(monkeypatch, fields, nodes, share):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    found, number = ray_nodes.shares(Sweep(cluster="ray", **fields), nodes)
-    variables = found.pop("runtime_env")["env_vars"]
-    assert (found, number) == (share, count)
-    assert ("NPROC" in variables) == ("num_cpus" in share)
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    found = ray_nodes.share(Sweep(cluster="ray", **fields), nodes)
+    assert (found.resources, found.devices, found.slots, found.processes) == share
+    assert ("NPROC" in found.variables) == ("CPU" in found.resources)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the GPUs stay free
-    assert "num_cpus" in ray_nodes.shares(Sweep(cluster="ray", **fields), nodes)[0]
+    assert "CPU" in ray_nodes.share(Sweep(cluster="ray", **fields), nodes).resources
 
 
 def test_without_a_core_or_without_ray_it_says_what_to_do(monkeypatch):
     with pytest.raises(ConfigError, match="none of its nodes has a CPU"):
-        ray_nodes.shares(Sweep(cluster="ray"), [{"memory": 1.0}])
+        ray_nodes.share(Sweep(cluster="ray"), [{"memory": 1.0}])
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'pe_jax\[cluster\]'"):
         ray_nodes.library()
@@ -173,3 +174,20 @@ def test_stopped_and_with_a_lost_node_it_writes_what_one_process_writes(
     assert losses(tmp_path / "three") == losses(tmp_path / "one")
     speed = tmp_path / "three" / "speed.json"
     assert speed.exists() and (tmp_path / "three" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_a_run_on_two_nodes_with_two_devices_each(tmp_path, monkeypatch, three_nodes):
+    """The same as on four devices of one process, but for the order of sums."""
+    leave_out_pictures(monkeypatch)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    four = jax.devices()[:4]
+    monkeypatch.setattr(jax, "devices", lambda: four)
+    three_nodes.remove_node(three_nodes.list_all_nodes()[-1])
+    config = change(settings(tmp_path / "one"), devices="all", workers=0, mesh={"fsdp": 2})
+    compare.main(config)
+    compare.main(change(config, workdir=str(tmp_path / "two"), cluster="ray"))
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert len(one) == len(two) > 0
+    for here, there in zip(one, two, strict=True):
+        assert here[:7] == there[:7] and here.value == pytest.approx(there.value, abs=1e-5)

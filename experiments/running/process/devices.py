@@ -1,7 +1,6 @@
 """How the runs of a sweep share the devices: one each, in parallel, or all of them in turn."""
 
 import itertools
-import math
 import os
 
 import jax
@@ -10,7 +9,6 @@ from jax.sharding import Mesh
 
 from experiments.running.configs.sweep import Sweep
 from pe_jax.training import sharding
-from pe_jax.training.config import MeshConfig
 from pe_jax.validation import ConfigError
 
 
@@ -19,10 +17,13 @@ def cores() -> int:
     return len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))
 
 
-def least_devices(mesh: MeshConfig) -> int:
-    """The least number of devices of a mesh."""
-    sizes = [getattr(mesh, axis) for axis in sharding.AXES]
-    return math.prod(size for size in sizes if size > 0)
+def check_alone() -> None:
+    """Raises ConfigError if this is one of several processes, as of SLURM."""
+    if jax.process_count() > 1:
+        raise ConfigError(
+            f"{jax.process_count()} processes: a comparison starts in one; with"
+            " --config.cluster=ray it uses the machines of a cluster (docs/launching.md)"
+        )
 
 
 def run_meshes(config: Sweep) -> list[Mesh]:
@@ -37,13 +38,11 @@ def run_meshes(config: Sweep) -> list[Mesh]:
     Raises:
       ConfigError: several processes; settings that contradict each other.
     """
-    if jax.process_count() > 1:
-        raise ConfigError(
-            f"{jax.process_count()} processes: a comparison starts in one; with"
-            " --config.cluster=ray it uses the machines of a cluster (docs/launching.md)"
-        )
+    if config.devices == "one":
+        check_alone()
     if config.cluster:
-        return [sharding.make_mesh(config.mesh, jax.devices()[: least_devices(config.mesh)])]
+        count = len(jax.devices()) if config.devices == "all" else 1
+        return [sharding.make_mesh(config.mesh, jax.devices()[:count])]
     devices = jax.devices()
     described = f"{len(devices)} × {devices[0].device_kind}"
     if config.devices == "all":

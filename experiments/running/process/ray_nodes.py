@@ -1,18 +1,36 @@
 """Ray: starting it on this machine, or joining a cluster; what a run takes of its nodes."""
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from experiments.running.configs.sweep import Sweep
 from experiments.running.files.provenance import ROOT
-from experiments.running.process.devices import cores, least_devices
+from experiments.running.process.devices import cores
 from pe_jax.validation import ConfigError
 
 ACCELERATORS = ("GPU", "TPU")  # of Ray's resources
 PASSED_ON = ("JAX_", "XLA_", "GLIBC_TUNABLES")  # variables that processes of a cluster get
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+class Share(NamedTuple):
+    """What a run takes of a cluster.
+
+    Attributes:
+      resources: of a process.
+      variables: its environment.
+      slots: how many runs there are at a time.
+      processes: of a run, each on another node.
+      devices: of a process.
+    """
+
+    resources: dict[str, float]
+    variables: dict[str, str]
+    slots: int
+    processes: int
+    devices: int
 
 
 def library() -> Any:
@@ -30,10 +48,21 @@ def leave_to_cluster(config: Sweep) -> None:
 
     Before JAX starts threads, as Ray forks.
     """
-    if not library().is_initialized():
-        connect(config)
+    found = connected(config)
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", least_devices(config.mesh))
+    jax.config.update("jax_num_cpu_devices", found.processes * found.devices)
+
+
+def connected(config: Sweep) -> Share:
+    """Connects to the cluster, if that is not done: what a run takes of it.
+
+    Raises:
+      ConfigError: Ray is not installed, no cluster is running, or it has no devices.
+    """
+    ray = library()
+    if not ray.is_initialized():
+        connect(config)
+    return share(config, [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
 
 def connect(config: Sweep) -> None:
@@ -49,10 +78,14 @@ def connect(config: Sweep) -> None:
         raise ConfigError(f"cluster='ray': no cluster is running here ({error}); {fix}") from None
 
 
-def shares(config: Sweep, nodes: list[dict[str, float]]) -> tuple[dict[str, Any], int]:
-    """What a run takes of the nodes' resources, as Ray's options, and how many there are.
+def share(config: Sweep, nodes: list[dict[str, float]]) -> Share:
+    """What a run takes of nodes with these resources.
 
-    A run takes a GPU, a TPU core or a CPU core; with devices="all", those of a whole node.
+    A run takes a GPU, a TPU core or a CPU core; with devices="all", those of all nodes that have
+    one, in a process on each.
+
+    Raises:
+      ConfigError: there is none.
     """
     on_cpu = os.environ.get("JAX_PLATFORMS", "") == "cpu"
     kinds = [] if on_cpu else [k for k in ACCELERATORS if any(n.get(k) for n in nodes)]
@@ -60,15 +93,14 @@ def shares(config: Sweep, nodes: list[dict[str, float]]) -> tuple[dict[str, Any]
     counts = [int(n[kind]) for n in nodes if n.get(kind, 0) >= 1]
     if not counts:
         raise ConfigError(f"cluster={config.cluster!r}: none of its nodes has a {kind}")
-    each, count = (1, sum(counts)) if config.devices == "one" else (min(counts), len(counts))
-    option: dict[str, Any] = {
-        "GPU": {"num_gpus": each},
-        "TPU": {"resources": {"TPU": each}},
-        "CPU": {"num_cpus": each},
-    }[kind]
     variables = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
+    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    each = 1 if config.devices == "one" else min(counts)
+    devices = each
     if kind == "CPU":  # else each process has a thread for every core
         variables |= {"JAX_PLATFORMS": "cpu", "NPROC": str(each)}
-    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    option["runtime_env"] = {"env_vars": variables}
-    return option, min(count, config.workers or count)
+        devices = int(os.environ.get("JAX_NUM_CPU_DEVICES", 1))
+    if config.devices == "all":
+        return Share({kind: each}, variables, 1, len(counts), devices)
+    slots = min(sum(counts), config.workers or sum(counts))
+    return Share({kind: each}, variables, slots, 1, devices)

@@ -9,6 +9,7 @@ when one is lost.
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import queue
 import socket
@@ -19,6 +20,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -28,9 +30,9 @@ from experiments.running.command import config_files, launch
 from experiments.running.configs.sweep import Sweep
 from experiments.running.files.manifest import PACKAGES
 from experiments.running.files.provenance import commit, environment, versions
-from experiments.running.process import signals
+from experiments.running.process import distributed, signals
 from experiments.running.process.errors import Refused
-from experiments.running.process.ray_nodes import connect, library, shares
+from experiments.running.process.ray_nodes import Share, connected, library
 from experiments.running.schedule.pending import Begun, Place
 from experiments.running.schedule.work import Lost, Run, Work, Worker, do
 from pe_jax.training.metrics import Progress
@@ -72,20 +74,28 @@ def same(manifest: dict) -> dict[str, Any]:
 
 
 class Host:
-    """A process of a cluster: the program runs in a thread of it, and waits for requests."""
+    """A process of a cluster: the program runs in a thread of it, and does runs that it is told.
 
-    def __init__(self, start: Start):
+    Args:
+      start: what it starts from.
+      rank: among the processes of a run.
+      count: of these.
+    """
+
+    def __init__(self, start: Start, rank: int, count: int):
         global HOST
         HOST, self.start = self, start
+        self.rank, self.count = rank, count
         self.stop = signals.Stop()  # the head hears signals
         self.places: queue.SimpleQueue[Place] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[dict | BaseException | None] = queue.SimpleQueue()
         self.progress: queue.SimpleQueue[Progress] = queue.SimpleQueue()
-        threading.Thread(target=self._program, daemon=True).start()
 
-    def _program(self) -> None:
+    def _program(self, coordinator: str) -> None:
         start = self.start
         try:
+            if self.count > 1:
+                distributed.connect(coordinator, self.count, self.rank)
             os.chdir(start.folder)
             sys.path += [entry for entry in start.path if entry not in sys.path]
             config_files.imported(start.config_file)
@@ -118,8 +128,19 @@ class Host:
         self.answers.put({**environment(), "node": socket.gethostname()})
         return Told(self, mesh)
 
-    def ready(self) -> dict:
-        """The environment here, once the program has opened its data."""
+    def address(self) -> str:
+        """A free one, where the processes of a run meet."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return f"{library().util.get_node_ip_address()}:{free.getsockname()[1]}"
+
+    def ready(self, coordinator: str) -> dict:
+        """Starts the program: the environment here, once it has opened its data.
+
+        Args:
+          coordinator: the `address` of the first process of a run.
+        """
+        threading.Thread(target=self._program, args=(coordinator,), daemon=True).start()
         return self._answer() or {}
 
     def do(self, place: Place) -> tuple[dict | None, list[Progress]]:
@@ -147,7 +168,11 @@ class Host:
 
     def end(self, signal: int) -> None:
         """Lets the run save and stop; one that does not hear, as in a compiler, is left."""
-        self.stop.signal, until = signal, time.monotonic() + signals.GRACE
+        if self.count > 1:
+            os.kill(os.getpid(), SIGTERM)  # JAX hears it, and all processes stop at one step
+        else:
+            self.stop.signal = signal
+        until = time.monotonic() + signals.GRACE
         while self.stop.unsaved or time.monotonic() < until:
             time.sleep(0.05)
         self.answers.put(None)
@@ -178,44 +203,47 @@ class Told:
 
 
 class Remote:
-    """A slot on a cluster: a process, and after a loss another one.
+    """A slot on a cluster: the processes of a run, and after a loss other ones.
 
     Attributes:
-      where: node and device of the process.
+      where: nodes and devices of the processes.
     """
 
-    def __init__(self, begin: Callable[[], Any]):
-        self.begin, self.where = begin, ""
-        self.process = begin()
-        self.environment = self.process.ready.remote()
+    def __init__(self, begin: Callable[[], list[Any]]):
+        self.begin, self.processes = begin, list[Any]()
+        self._renew()
+
+    def _renew(self) -> None:
+        for process in self.processes:
+            library().kill(process)
+        self.where, self.processes = "", self.begin()
+        coordinator = self.processes[0].address.remote()
+        self.arriving = [process.ready.remote(coordinator) for process in self.processes]
 
     def ready(self, needed: Callable[[], bool]) -> bool:
-        """Whether there is a process that has opened its data; waits for it while it is needed.
+        """Whether all processes have opened their data; waits for that while it is needed.
 
         Raises:
-          ConfigError: it cannot open them, or is not like the head.
+          ConfigError: one cannot open them, or is not like the head.
         """
         until = time.monotonic() + 60 * MINUTES
         while not self.where and needed() and time.monotonic() < until:
-            if library().wait([self.environment], timeout=POLL)[0]:
-                try:
-                    found = told(self.environment)
-                    self.where = f"{found['node']} ({found['device']})"
-                except Lost as error:
-                    logging.warning("a process of the cluster did not start: %s", error)
-                    self._renew()
+            done, _ = library().wait(self.arriving, num_returns=len(self.arriving), timeout=POLL)
+            try:
+                found = [told(arrived) for arrived in done]
+                if len(found) == len(self.processes):
+                    nodes = ", ".join(environment["node"] for environment in found)
+                    self.where = f"{nodes} ({found[0]['device']})"
+            except Lost as error:
+                logging.warning("a process of the cluster did not start: %s", error)
+                self._renew()
         return bool(self.where)
-
-    def _renew(self) -> None:
-        library().kill(self.process)
-        self.where, self.process = "", self.begin()
-        self.environment = self.process.ready.remote()
 
     def do(
         self, run: Run, place: Place, stop: signals.Stop, report: Callable[[Progress], None]
     ) -> dict | None:
-        """The result of a run, as of `work.do`; raises Lost, and starts another process."""
-        with stop.saving():  # it does
+        """The result of a run, as of `work.do`; raises Lost, and starts other processes."""
+        with stop.saving():  # they do
             try:
                 return self._done(place, stop, report)
             except Lost:
@@ -225,20 +253,29 @@ class Remote:
     def _done(
         self, place: Place, stop: signals.Stop, report: Callable[[Progress], None]
     ) -> dict | None:
-        ray, process, asked = library(), self.process, False
-        call, reports = process.do.remote(place), process.reports.remote()
-        while call not in (done := ray.wait([call, reports], timeout=POLL)[0]):
-            if stop.signal is not None and not asked:
-                process.end.remote(stop.signal)
-                asked = True
-            if done:
-                for progress in told(reports):
+        first, asked, failed = self.processes[0], False, math.inf
+        calls = [process.do.remote(place) for process in self.processes]
+        reports, answers = first.reports.remote(), dict[Any, dict | None]()
+        while len(answers) < len(calls):
+            waiting = [call for call in calls if call not in answers]
+            for done in library().wait([*waiting, reports], timeout=POLL)[0]:
+                found = told(done)
+                if done is not reports:
+                    answers[done], found = found
+                    if (answers[done] or {}).get("status") == "failed":
+                        failed = min(failed, time.monotonic())
+                else:
+                    reports = first.reports.remote()
+                for progress in found:
                     report(progress)
-                reports = process.reports.remote()
-        result, last = told(call)
-        for progress in last:
-            report(progress)
-        return result
+            if stop.signal is not None and not asked:
+                for process in self.processes:
+                    process.end.remote(stop.signal)
+                asked = True
+            if time.monotonic() > failed + distributed.HEARTBEAT_SECONDS:  # the others wait for it
+                raise Lost("it failed in some of its processes, for which the others waited")
+        results = [answers[call] for call in calls]
+        return next((x for x in results if x and x.get("status") == "failed"), results[0])
 
 
 def told(call: Any) -> Any:
@@ -272,12 +309,9 @@ def slots(
       ConfigError: Ray is not installed or not running; a node cannot see the data or the workdir,
         or is not like the head.
     """
-    ray = library()
-    if not ray.is_initialized():
-        connect(config)
-    share, count = shares(config, [n["Resources"] for n in ray.nodes() if n["Alive"]])
+    share = connected(config)
     begin = starter(program, config, path, manifest, share)
-    remotes = [Remote(begin) for _ in range(count)]
+    remotes = [Remote(begin) for _ in range(share.slots)]
     try:
         if not all([remote.ready(lambda: True) for remote in remotes]):
             fix = "others may have taken the cluster's devices: see `ray status`"
@@ -286,8 +320,8 @@ def slots(
             logging.info("%d runs side by side on %s", number, where)
         yield remotes
     finally:
-        for remote in remotes:
-            ray.kill(remote.process)
+        for process in [process for remote in remotes for process in remote.processes]:
+            library().kill(process)
 
 
 def starter(
@@ -295,9 +329,9 @@ def starter(
     config: Sweep,
     path: Path,
     manifest: dict,
-    share: dict[str, Any],
-) -> Callable[[], Any]:
-    """A function that starts a process which takes a share of the cluster."""
+    share: Share,
+) -> Callable[[], list[Any]]:
+    """A function that starts the processes of a run, which take a share of the cluster."""
     module = sys.modules.get(config_files.NAME)
     start = Start(
         program,
@@ -308,5 +342,28 @@ def starter(
         sys.path,
         str(module.__file__) if module else "",
     )
-    kind = library().remote(Host).options(max_concurrency=4, **share)
-    return lambda: kind.remote(start)
+    ray, count = library(), share.processes
+    resources = dict(share.resources)
+    options: dict[str, Any] = {
+        "max_concurrency": 4,
+        "runtime_env": {"env_vars": share.variables},
+        "num_cpus": resources.pop("CPU", 0),
+        "num_gpus": resources.pop("GPU", 0),
+        "resources": resources,
+    }
+    kind = ray.remote(Host)
+
+    def begin() -> list[Any]:
+        if count == 1:
+            return [kind.options(**options).remote(start, 0, 1)]
+        group = ray.util.placement_group([share.resources] * count, strategy="STRICT_SPREAD")
+        placed = [
+            ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, rank)
+            for rank in range(count)
+        ]
+        return [
+            kind.options(**options, scheduling_strategy=where).remote(start, rank, count)
+            for rank, where in enumerate(placed)
+        ]
+
+    return begin

@@ -23,6 +23,7 @@ from experiments.running.configs.sweep import Sweep
 from experiments.running.files.provenance import environment, save_json
 from experiments.running.files.run_table import RunTable
 from experiments.running.process import signals
+from experiments.running.process.devices import check_alone
 from experiments.running.process.errors import one_line_errors
 from experiments.running.process.lock import Lock
 from experiments.running.schedule import cluster
@@ -204,6 +205,7 @@ def opened(
         yield cluster.HOST.opened(manifest, meshes[0])
         return
     with one_line_errors():
+        check_alone()
         lock = Lock(path.parent)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(lock))
