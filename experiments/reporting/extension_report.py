@@ -87,7 +87,7 @@ def draw_losses(
         ends += plotting.seeds(axes, scheme, {n: scheme.cell(test, n) for n in lengths})
     axes.set(xlabel="context (tokens)", ylabel="loss (nats per token)")
     plotting.log2_axis(axes, lengths)
-    plotting.mark_length(axes, trained)
+    plotting.mark_length(axes, trained, before=trained > lengths[0])
     plotting.mark_length(axes, target, "target")
     plotting.name_lines(axes, ends)
 

@@ -325,18 +325,21 @@ def seeds(
     return [(scheme, *end) for end in [*means.items()][-1:]]
 
 
-def mark_length(axes: Axes, length: float, words: str = "trained at") -> None:
-    """A dashed line at a length, labelled above."""
+def mark_length(
+    axes: Axes, length: float, words: str = "trained at", before: bool = False
+) -> None:
+    """A dashed line at a length, labelled above, behind the line or `before` it."""
     axes.axvline(length, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=0.5)
     axes.annotate(
-        f"{words} {length}",
+        f"{words} {length:,}",
         (length, 1.0),
-        (4, -2),
+        (-4 if before else 4, -2),
         xycoords=("data", "axes fraction"),
         textcoords="offset points",
         color=MUTED,
         fontsize=8.5,
         va="top",
+        ha="right" if before else "left",
         bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
     )
 
