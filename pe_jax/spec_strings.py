@@ -130,17 +130,23 @@ def _fields(keywords: list[ast.keyword], nested: str | None) -> dict[str, Any]:
         if keyword.arg is None or keyword.arg in fields:
             fix = "write field=value" if keyword.arg is None else "give each field once"
             raise ConfigError(f"cannot read {text!r}; {fix}")
-        match keyword.value:
-            case ast.Call(func=ast.Name(), args=[]) if nested:
-                fields[keyword.arg] = _call(keyword.value, nested)
-            case ast.Name(id=word):  # a choice without quotes, which a shell would take away
-                fields[keyword.arg] = word
-            case literal:
-                try:
-                    fields[keyword.arg] = ast.literal_eval(literal)
-                except ValueError:
-                    raise ConfigError(f"{text}: pass a literal, or {nested}") from None
+        fields[keyword.arg] = _value(keyword.value, text, nested)
     return fields
+
+
+def _value(node: ast.expr, text: str, nested: str | None) -> Any:
+    """What a field is given in `text`, or an item of its tuple."""
+    match node:
+        case ast.Call(func=ast.Name(), args=[]) if nested:
+            return _call(node, nested)
+        case ast.Name(id=word):  # a choice without quotes, which a shell would take away
+            return word
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return tuple(_value(item, text, nested) for item in items)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ConfigError(f"{text}: pass a literal, or {nested}") from None
 
 
 def build(kind: str, table: Mapping[str, type], name: str, fields: Mapping[str, Any]) -> Any:
@@ -188,13 +194,16 @@ def format_call(name: str, fields: Mapping[str, str], separator: str = ",") -> s
 def format_spec(value: Any, names: Mapping[type, str]) -> str:
     """The spec from which a parser makes an equal object: fields at their defaults are left out.
 
-    `names` has the names of classes; a value of another class is a literal.
+    `names` has the names of classes; a value of another class is a literal, or a tuple of values.
     """
-    if type(value) not in names:
-        return repr(value)
-    fields = {
-        f.name: format_spec(getattr(value, f.name), names)
-        for f in dataclasses.fields(value)
-        if getattr(value, f.name) != f.default
-    }
-    return format_call(names[type(value)], fields)
+    if type(value) in names:
+        fields = {
+            f.name: format_spec(getattr(value, f.name), names)
+            for f in dataclasses.fields(value)
+            if getattr(value, f.name) != f.default
+        }
+        return format_call(names[type(value)], fields)
+    if isinstance(value, tuple):
+        items = ", ".join(format_spec(item, names) for item in value)
+        return f"({items}{',' * (len(value) == 1)})"
+    return repr(value)

@@ -42,7 +42,8 @@ def parse(spec: str) -> tuple[Encoding, ...]:
     in place of a window.
 
     A scaling of RoPE is written the same way: `rope(scaling=yarn(factor=4, original_length=2048))`;
-    the names are those of `rope_scaling.SCALINGS`.
+    the names are those of `rope_scaling.SCALINGS`. Where axes have one each, they stand in a tuple:
+    `rope_nd(scaling=(linear(factor=2),None,None))`.
 
     Returns:
       The pattern: one encoding per layer, to be repeated over the depth.
@@ -108,9 +109,10 @@ def _layer(layer: specs.Layer, spec: str) -> Encoding:
 
 
 def _value(value: Any, spec: str) -> Any:
-    """The value of a field: a literal, or for a call the scaling that it names."""
+    """The value of a field: a literal, for a call the scaling that it names, or a tuple."""
     if not isinstance(value, specs.Call):
-        return value
+        within = isinstance(value, tuple)
+        return tuple(_value(item, spec) for item in value) if within else value
     fields = {field: _value(inner, spec) for field, inner in value.fields.items()}
     try:
         return specs.build("scaling", SCALINGS, value.name, fields)

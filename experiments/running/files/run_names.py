@@ -90,6 +90,11 @@ def _flatten(call: spec_strings.Call, fields: dict[str, str]) -> str:
 
 def _format(value: Any) -> str:
     """A value as text; of a float the shorter form, 0.5 or 5e5."""
+    if isinstance(value, spec_strings.Call):
+        inner = {field: _format(x) for field, x in value.fields.items()}
+        return spec_strings.format_call(value.name, inner)
+    if isinstance(value, tuple) and any(isinstance(x, spec_strings.Call) for x in value):
+        return f"({', '.join(map(_format, value))})"
     if not isinstance(value, float):
         return str(value)
     mantissa, _, exponent = f"{value:e}".partition("e")
