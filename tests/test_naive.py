@@ -47,7 +47,9 @@ def test_the_dense_engine_equals_the_naive_form(case, order):
         util.assert_close(ours[row], want)
 
 
-YARN = "scaling=yarn(factor=4.0,original_length=8,attention_factor=1.5)"
+SLOWER = "yarn(factor=4.0,original_length=8,attention_factor=1.5)"
+YARN = f"scaling={SLOWER}"
+RIFLEX = "riflex(factor=2,original_length=3,intrinsic=2)"
 SETTINGS = [  # besides those of the laws; "both": keys of later tokens are seen
     ("alibi(bias_max=16.0)", ""),
     ("alibi(scaled=True)", "both"),
@@ -76,8 +78,13 @@ SETTINGS = [  # besides those of the laws; "both": keys of later tokens are seen
     ("rerope(window=4)", "both"),
     ("rope_2d(normalized=True,base=100.0)", "both"),
     ("rope_2d(spectrum='alternating')", "both"),
+    (f"rope_2d(spectrum='alternating',{YARN})", ""),
     ("rope_mixed(layout='half')", "both"),
+    (f"rope_mixed(axes=3,scaling=(linear(factor=2),None,{RIFLEX}))", "both"),
+    (f"rope_mixed({YARN})", ""),
     ("rope_nd(channels=(2,2,2),spectrum='alternating')", "both"),
+    (f"rope_nd(base=9.0,channels=(4,2,2),scaling=({RIFLEX},None,linear(factor=2)))", "both"),
+    (f"rope_nd(channels=(4,2,2),scaling=({SLOWER},None,linear(factor=2)))", ""),
     ("rotated_values(layout='interleaved',base=5.0)", "both"),
     ("rotated_values(fraction=0.5)", ""),
     (f"rotated_values({YARN})", ""),
@@ -92,7 +99,12 @@ SETTINGS = [  # besides those of the laws; "both": keys of later tokens are seen
     ("wavlm(num_buckets=8,max_distance=6)", "both"),
     ("xpos(scale_base=4,layout='half')", ""),
 ]
-IN_TILES = ("alibi(scaled", "deberta(", "wavlm(")  # terms with another factor, or both ways
+IN_TILES = (
+    "alibi(scaled",
+    "deberta(",
+    "wavlm(",
+    "rope_nd(",
+)  # terms with another factor, or both ways
 
 
 @pytest.mark.parametrize("spec, sees", SETTINGS, ids=[spec for spec, _ in SETTINGS])

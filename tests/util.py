@@ -16,6 +16,7 @@ import pytest
 import pe_jax
 from pe_jax import Encoding, Params, Sum
 from pe_jax.encodings.base import Dims, abstract_terms, adds_to_input
+from pe_jax.encodings.rope_scaling import NTK, Linear
 from pe_jax.encodings.terms import (
     DistanceBias,
     DistanceFormula,
@@ -77,7 +78,14 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "learned_2d": [{"height": 40, "width": 41}],
     "learned_grid": [{"height": 40, "width": 41}],
     "rope_2d": [{"channels": (2, 6), "causal": False}],
-    "rope_nd": [{"channels": (4, 2, 2), "base": (100.0, 1e4, 1e3), "layout": "interleaved"}],
+    "rope_nd": [
+        {
+            "channels": (4, 2, 2),
+            "base": (100.0, 1e4, 1e3),
+            "layout": "interleaved",
+            "scaling": (NTK(2.0), None, Linear(2.0)),
+        }
+    ],
     "liere": [{"block": 4}, {"block": 8, "commuting": True}],
     "mrope": [{"interleaved": True}],
     "swin": [{"height": 14, "width": 15}],

@@ -53,7 +53,8 @@ field. Gemma 3's two bases are `rope(base=1e4)*5,rope(base=1e6)`. `rope@window=5
 three layers of four a window, `@chunk=512` chunks that see no other: Llama 4's layers are
 `rope(layout='interleaved')@chunk=8192*3,temperature`. For longer contexts RoPE takes a
 [scaling](#scalings-of-rope): `rope(scaling=yarn(factor=4, original_length=2048))`;
-`rope_scaling.from_hf` reads the settings of a Hugging Face config.
+`rope_scaling.from_hf` reads the settings of a Hugging Face config. Rotations of several axes
+take one for all, or one for each: `rope_nd(scaling=(linear(factor=2), None, None))`.
 
 Each section has the equation, pictures of what the scheme adds to the scores, traps (where the
 paper, its released code and this one differ), what it is tested against, and the import line.

@@ -76,7 +76,7 @@ def rotate(
     positions,
     frequencies: jax.Array,
     layout: str = "half",
-    attention_factor: float = 1.0,
+    attention_factor: float | jax.Array = 1.0,
 ) -> jax.Array:
     """Rotates the first 2·len(frequencies) channels of each head; the others pass unchanged.
 
@@ -87,7 +87,7 @@ def rotate(
         for each token separately [..., T, 1, F].
       layout: "half" or "interleaved".
       attention_factor: multiplies the rotated channels: that of the scaling (YaRN and LongRoPE
-        have one, `scaling.attention_factor`).
+        have one, `scaling.attention_factor`), or one for each frequency, float32 [F].
 
     Returns:
       The shape and dtype of x (the angles and the rotation are float32).
@@ -114,7 +114,9 @@ def rotate(
     return turn(x, *waves(angle, attention_factor), layout)
 
 
-def waves(angle: jax.Array, attention_factor: float = 1.0) -> tuple[jax.Array, jax.Array]:
+def waves(
+    angle: jax.Array, attention_factor: float | jax.Array = 1.0
+) -> tuple[jax.Array, jax.Array]:
     """The cosine and the sine of angles, times the factor, computed once for all heads."""
     # The barrier keeps XLA from computing every sine again for each head; not on a CPU, where it is
     # removed before fusion (jax 0.10): 3 % of a training step of 1M parameters.

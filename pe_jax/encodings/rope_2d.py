@@ -27,7 +27,8 @@ frequencies = rope_nd.frequencies
 class RoPE2D(rope_nd.RoPEND):
     """Rotates q and k by row and column; `channels` of a head for each, by default half.
 
-    Channels beyond `channels` pass unchanged. `normalized` is for positions in [-1, 1].
+    Channels beyond `channels` pass unchanged. `normalized` is for positions in [-1, 1]. `scaling`
+    (one of `rope_scaling`) is one for both axes, or one or None for each.
     """
 
     axes: ClassVar[int] = 2  # pyright: ignore[reportIncompatibleVariableOverride]

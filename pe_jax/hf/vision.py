@@ -65,7 +65,7 @@ class Axial(Family):
     def read(self, keys: Keys) -> list[LayerEncoding]:
         parameters = dict(keys.mapping("rope_parameters") or {})
         rope_type = parameters.pop("rope_type", parameters.pop("type", "axial"))
-        fix = "rows and columns have rope_type 'axial', which pe_jax does not scale"
+        fix = "rows and columns have rope_type 'axial'; for a scaling, rope_2d(scaling=…)"
         require(rope_type in ("axial", "default"), "rope_type", rope_type, fix)
         theta = parameters.pop("rope_theta", None)
         for key, value in parameters.items():

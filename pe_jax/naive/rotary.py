@@ -167,13 +167,26 @@ def bipe(row: Row, *, relative="rope", base=1e4) -> Array:
     return alibi(pieces) if relative == "alibi" else rope(pieces, base=base)
 
 
-def rope_mixed(row: Row, frequencies: Array, *, base=10.0, layout="interleaved", axes=2) -> Array:
+def rope_mixed(
+    row: Row, frequencies: Array, *, base=10.0, layout="interleaved", axes=2, scaling=None
+) -> Array:
     """Heo et al., arXiv 2403.13298: each head's pairs turn by mixtures of row and column.
 
-    Frequencies [axes, K, E/2] are those of rows and of columns; `base` gave their initial values.
+    Frequencies [axes, K, E/2] are those of rows and of columns; `base` gave their initial values,
+    a series for each of two directions, and a scaling changes both in the same proportion.
     """
+    pairs, factor = frequencies.shape[-1], 1.0
+    count = pairs // 2 if axes == 2 else pairs
+    initial, changed = base ** (-np.arange(count) / count), frequencies.copy()
+    for axis, own in enumerate(each(scaling, axes)):
+        if own is not None:
+            proportion = own(initial, base) / initial
+            changed[axis] *= np.resize(proportion, pairs)
+            factor = own.attention_factor
+    frequencies = changed
     frequencies = np.repeat(frequencies, len(row.q) // frequencies.shape[1], axis=1)
-    return rotated(row, np.einsum("tsa,ahp->htsp", row.distance, frequencies), layout)
+    angle = np.einsum("tsa,ahp->htsp", row.distance, frequencies)
+    return rotated(row, angle, layout, factor**2)
 
 
 def liere(
@@ -222,23 +235,41 @@ def cayley_string(
     return rotated(row, distance @ frequencies, layout)
 
 
+def each(scaling, axes: int) -> tuple:
+    """One scaling, or None, for each axis."""
+    return scaling if isinstance(scaling, tuple) else (scaling,) * axes
+
+
 def rope_nd(
-    row: Row, *, axes=3, base=1e4, channels=None, spectrum="shared", normalized=False, layout="half"
+    row: Row,
+    *,
+    axes=3,
+    base=1e4,
+    channels=None,
+    spectrum="shared",
+    normalized=False,
+    layout="half",
+    scaling=None,
 ) -> Array:
     """Wan, arXiv 2503.20314 (released code): frame, row and column turn consecutive pairs.
 
     Each axis has a series of frequencies over its own channels, by default the largest even number
     that all axes can have; spectrum "alternating" (Pixtral) deals one series in turn. `normalized`
-    (DINOv3) multiplies by 2π.
+    (DINOv3) multiplies by 2π. `scaling` is of all axes or one or None for each: `scaling(θ, base)`
+    gives other frequencies of its channels, which it multiplies by its `attention_factor`.
     """
     channels = channels or (2 * (row.q.shape[-1] // 2 // axes),) * axes
-    bases = np.broadcast_to(base, axes)
-    series = [frequencies(n, b) for n, b in zip(channels, bases, strict=True)]
-    if spectrum == "alternating":
-        series = [frequencies(sum(channels), bases[0])[axis::axes] for axis in range(axes)]
-    distance = np.repeat(row.distance, [len(theta) for theta in series], axis=-1)
+    theta, size = np.zeros((2, sum(channels) // 2))
+    axis_of = np.repeat(np.arange(axes), [n // 2 for n in channels])
+    for axis, own in enumerate(each(scaling, axes)):
+        b = np.broadcast_to(base, axes)[axis]
+        series = frequencies(sum(channels) if spectrum == "alternating" else channels[axis], b)
+        series = series if own is None else own(series, b)
+        step = slice(axis, None, axes) if spectrum == "alternating" else slice(None)
+        theta[axis_of == axis] = series[step]
+        size[axis_of == axis] = 1 if own is None else own.attention_factor
     unit = 2 * np.pi if normalized else 1
-    return rotated(row, unit * distance * np.concatenate(series), layout)
+    return rotated(row, unit * row.distance[..., axis_of] * theta, layout, size**2)
 
 
 rope_2d = functools.partial(rope_nd, axes=2)  # Heo et al., arXiv 2403.13298: row and column

@@ -23,6 +23,11 @@ from pe_jax.validation import ConfigError
             "rope(scaling=yarn(factor=8,original_length=64))": "yarn ×8",
             "rope(scaling=linear(factor={factor}))": "linear",
         },
+        {"rope_2d(scaling=(ntk(factor=2),None))": "rope_2d", "rope": "rope"},
+        {
+            "rope_2d(scaling=(ntk(factor=2),None))": "rope_2d scaling (ntk(factor=2), None)",
+            "rope_2d(scaling=(ntk(factor=3.0),None))": "rope_2d scaling (ntk(factor=3), None)",
+        },
         {"rope(base=1e4)*3,rope(base=1e6)": "rope(base=1e4)*3,rope(base=1e6)", "rope": "rope"},
         {"rope(base=5e5)": "rope base 5e5", "rope(base=0.5)": "rope base 0.5"},
         {"rope@window=64": "rope window 64", "rope": "rope", "nope@window=64": "nope window 64"},

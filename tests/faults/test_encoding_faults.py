@@ -76,12 +76,14 @@ FIELDS = [
     ("rope_2d", "spectrum", ["split", None], "alternating"),
     ("rope_2d", "normalized", ["no", 1], "True or False"),
     ("rope_2d", "layout", ["neox"], "half"),
+    ("rope_2d", "scaling", ["yarn", 4.0, (None,), (None, len)], "each of 2"),
     ("rope_nd", "axes", [1, 3.0, None], "at least 2, or rope"),
     ("rope_nd", "base", [1, (1e4, 1e4), (1e4, 1e4, 1.0), None, ("a",) * 3], "above 1, or 3"),
     ("rope_nd", "channels", [(4, 4), (4, 4, 3), (4, 4, 0), 4], "each of 3 axes"),
     ("rope_nd", "spectrum", ["split", None], "alternating"),
     ("rope_nd", "normalized", ["no"], "True or False"),
     ("rope_nd", "layout", ["neox"], "half"),
+    ("rope_nd", "scaling", ["yarn", 4.0, (None,), (None, len)], "each of 3"),
     ("mrope", "base", [0], "above 1"),
     ("mrope", "sections", [(2, 1), (0, 1, 1), (1, 1, 1.0), 4, "abc"], "time, row, column"),
     ("mrope", "interleaved", [1], "True or False"),
@@ -176,6 +178,7 @@ FIELDS = [
     ("liere", "commuting", ["no", 1], "True or False"),
     ("rope_mixed", "layout", ["neox"], "half"),
     ("rope_mixed", "axes", [1, 2.0], "at least 2"),
+    ("rope_mixed", "scaling", ["yarn", 4.0, (None,), (None, len)], "each of 2"),
 ]
 ROTATED = [row[1:] for row in FIELDS if row[0] == "rope"]
 OF_ROPE = ("lerope", "rerope", "self_extend", "dual_chunk", "rotated_values")

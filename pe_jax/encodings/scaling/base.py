@@ -58,3 +58,19 @@ def require_factor(value: Any) -> None:
     """Raises ValueError unless it is a number of at least 0."""
     ok = is_real(value) and value >= 0
     require(ok, "attention_factor", value, "pass a number of at least 0, or None for the paper's")
+
+
+def by_axis(scaling: Any, axes: int) -> tuple[Scaling | None, ...]:
+    """The scaling of each axis: one is for all, a tuple has one or None for each.
+
+    Raises:
+      ValueError: neither; a scaling that depends on the length of its axis and has none.
+    """
+    each = tuple(scaling) if isinstance(scaling, tuple | list) else (scaling,) * axes
+    ok = len(each) == axes and all(x is None or isinstance(x, Scaling) for x in each)
+    fix = f"pass one scaling of rope_scaling for all axes, or one or None for each of {axes}"
+    require(ok, "scaling", scaling, fix)
+    fix = "it depends on the length: pass length=…, in positions of its axis"
+    for own in each:
+        require(own is None or own.valid_length() != 0, "scaling", own, fix)
+    return each

@@ -8,6 +8,7 @@ The 0.9, and the rounding of periods before they are compared, are the authors' 
 (thu-ml/RIFLEx). N is observed in samples, and is not L₀: HunyuanVideo, trained on 33 latent frames,
 repeats after about 48, so that of its 8 frequencies (base 256) k = 4, of period 50.
 
+A video's other axes stay: `rope_nd(scaling=(riflex(…), None, None))`, where time is the first.
 Frequencies are counted from 1; L₀ and N are in latent frames, as positions are.
 """
 
