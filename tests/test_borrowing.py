@@ -171,6 +171,38 @@ def test_a_rotation_of_others_is_ours_in_numbers(name):
     assert_close(got, ELSEWHERE[name](np.asarray(x, np.float64)), 1e-5)
 
 
+def test_half_truncated_rope_is_ours_in_numbers():
+    x = noise(1, 40, 2, 128)
+    got, _ = pe_jax.rotate(spec_of("Rotary`"), x, x, -np.arange(40))
+    theta = np.concatenate([(1 / 1024) ** np.linspace(0, 1, 32), np.zeros(32)])
+    a, b = np.split(np.asarray(x, np.float64), 2, axis=-1)
+    cos, sin = np.cos(AT * theta), np.sin(AT * theta)
+    assert_close(got, np.concatenate([a * cos + b * sin, b * cos - a * sin], axis=-1), 1e-5)
+
+
+def test_each_wave_of_rope_id_turns_within_the_trained_length():
+    (encoding,) = pe_jax.parse(spec_of("RoPE-ID"))
+    turns = 4096 * np.asarray(encoding.frequencies(128)) / (2 * np.pi)
+    assert len(turns) == 32 and 1 <= turns.min() < 1.01
+
+
+def test_larope_compares_shares_of_the_lengths():
+    q, k = noise(1, 12, 2, 8), noise(1, 5, 2, 8, seed=1)
+    at = [10 * np.arange(n, dtype=np.float32) / n for n in (12, 5)]
+    places = {"q_positions": at[0], "k_positions": at[1]}
+    out = pe_jax.attention(q, k, k, encoding=spec_of("LARoPE"), causal=False, **places)
+    turned = [halves(x, p[:, None, None] * THETA) for x, p in ((q, at[0]), (k, at[1]))]
+    scores = np.einsum("bthe,bshe->bhts", *turned) / 8**0.5
+    assert_close(out, np.einsum("bhts,bshe->bthe", jax.nn.softmax(scores), k), 1e-5)
+
+
+def test_queries_of_esm_are_divided_before_the_rotation():
+    q = noise(1, 12, 2, 8)
+    given = {"encoding": spec_of("EsmSelfAttention"), "causal": False}
+    ours = pe_jax.attention(q / 8**0.5, q, q, scale=1.0, **given)
+    assert_close(ours, pe_jax.attention(q, q, q, **given), 1e-5)
+
+
 def test_a_bias_of_haliax_is_ours_but_for_what_softmax_does_not_see():
     dims = pe_jax.Dims(32, 4, 4, 8)
     bias = pe_jax.bias(spec_of("alibi_attention_bias"), np.arange(9), np.arange(9), dims=dims)
