@@ -325,9 +325,7 @@ def seeds(
     return [(scheme, *end) for end in [*means.items()][-1:]]
 
 
-def mark_length(
-    axes: Axes, length: float, words: str = "trained at", before: bool = False
-) -> None:
+def mark_length(axes: Axes, length: float, words: str = "trained at", before: bool = False) -> None:
     """A dashed line at a length, labelled above, behind the line or `before` it."""
     axes.axvline(length, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=0.5)
     axes.annotate(

@@ -36,7 +36,7 @@ def cluster_of_three():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_PLATFORMS", "cpu")
         patch.setenv("XLA_FLAGS", "")
-        nodes = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        nodes = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2})
         ray.init(nodes.address, **ray_nodes.QUIET)
         yield nodes
         ray.shutdown()
@@ -99,6 +99,24 @@ def test_a_signal_stops_all_and_a_run_that_fails_is_named(
     assert end.value.code == 1
     assert "all 3: MemoryError: RESOURCE_EXHAUSTED\n" in capsys.readouterr().err
     assert json.loads((tmp_path / "all" / "sum.json").read_text())["value"] == 9
+
+
+def test_each_process_has_a_gpu_and_sends_its_files_where_no_folder_is_shared(
+    tmp_path, monkeypatch, three_nodes, caplog
+):
+    """GPUs that Ray only counts: each process is told of one, and JAX uses the CPU."""
+    monkeypatch.delenv("JAX_PLATFORMS")
+    config = Config(workdir=str(tmp_path), cluster="ray", encodings=("private",))
+    (tmp_path / "of a node").mkdir()
+    (tmp_path / "of a node" / waiting_program.GO).touch()
+    with caplog.at_level("INFO", logger="absl"):
+        assert waiting_program.main(config) == {"all": 9}
+    assert "2 runs side by side" in caplog.text
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("?/*.json")]
+    assert len(found) == len([*tmp_path.glob("?/*.log")]) == 9
+    assert {x["gpu"] for x in found} == {"0", "1"}
+    assert {x["process"] for x in found}.isdisjoint({os.getpid()})
+    assert "does not see the workdir" in caplog.text
 
 
 @pytest.mark.parametrize(

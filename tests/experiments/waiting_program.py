@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from experiments.running.configs.sweep import Sweep
-from experiments.running.schedule import driver
+from experiments.running.schedule import cluster, driver
 from experiments.running.schedule.work import Run, Work
 from pe_jax.training import sharding
 from pe_jax.training.metrics import Progress
@@ -23,13 +23,19 @@ def waited(folder, value, worker):
     """Waits for the file, then gives a value; fails if that is negative."""
     until = time.monotonic() + 30
     worker.report(Progress(worker.label, 0, 1, None, None))
+    log = folder / worker.label.split()[0] / f"{worker.label}.log"
+    log.parent.mkdir(exist_ok=True)
+    log.touch()
     while not (folder / GO).exists() and time.monotonic() < until:
         if worker.stop.signal is not None:
             return None
         time.sleep(0.02)
     if value < 0:
         raise MemoryError("RESOURCE_EXHAUSTED")
-    return {"status": "ok", "value": value, "process": os.getpid()}
+    return {
+        **{"status": "ok", "value": value, "process": os.getpid()},
+        "gpu": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+    }
 
 
 def runs(folder, name, values):
@@ -58,6 +64,8 @@ class Config(Sweep):
 
 def main(config: Config) -> Any:
     folder = Path(config.workdir)
+    if cluster.HOST is not None and "private" in config.encodings:
+        folder = folder / "of a node"
     mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
     with driver.opened(main, config, folder / "config.json", {"digests": SIGNS}, [mesh]) as opened:
         works = [Work(name, [1] * 3, runs(folder, name, (1, 2))) for name in NAMES]

@@ -8,17 +8,19 @@ when one is lost.
 
 import contextlib
 import dataclasses
+import io
 import json
 import math
 import os
 import queue
 import socket
 import sys
+import tarfile
 import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any, NamedTuple
@@ -50,7 +52,6 @@ class Start(NamedTuple):
     Attributes:
       program: that calls `driver.opened`.
       config: of the program, for one process.
-      manifest: its path in the workdir.
       same: what must be the same here as on the head.
       folder: the working directory.
       path: where Python finds modules.
@@ -59,7 +60,6 @@ class Start(NamedTuple):
 
     program: Callable[[Any], Any]
     config: Sweep
-    manifest: Path
     same: dict[str, Any]
     folder: str
     path: list[str]
@@ -71,6 +71,20 @@ def same(manifest: dict) -> dict[str, Any]:
     found = {name: manifest[name] for name in SAME if name in manifest}
     here = {"commit": commit(), **versions(PACKAGES)}
     return json.loads(json.dumps(found)) | here
+
+
+class Answer(NamedTuple):
+    """What came of a run.
+
+    Attributes:
+      result: None if it was stopped.
+      files: its folder, as a tar, where the head does not see it.
+      reports: the last ones.
+    """
+
+    result: dict | None
+    files: bytes = b""
+    reports: Sequence[Progress] = ()
 
 
 class Host:
@@ -88,7 +102,8 @@ class Host:
         self.rank, self.count = rank, count
         self.stop = signals.Stop()  # the head hears signals
         self.places: queue.SimpleQueue[Place] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[dict | BaseException | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[dict | Answer | BaseException] = queue.SimpleQueue()
+        self.private = False  # whether the workdir is another one than the head's
         self.progress: queue.SimpleQueue[Progress] = queue.SimpleQueue()
 
     def _program(self, coordinator: str) -> None:
@@ -112,20 +127,18 @@ class Host:
     def _fail(self, kind: type[Exception], text: str) -> None:
         self.answers.put(kind(f"node {socket.gethostname()}: {text}"))
 
-    def opened(self, manifest: dict, mesh: Mesh) -> "Told":
+    def opened(self, manifest: dict, path: Path, mesh: Mesh) -> "Told":
         """What `driver.opened` gives the program here.
 
         Raises:
-          ConfigError: code, data or versions are not the head's; the workdir is another one.
+          ConfigError: code, data or versions are not the head's.
         """
-        here, path = same(manifest), self.start.manifest
+        here, self.private = same(manifest), not path.exists()
         for name, value in self.start.same.items():
             if here.get(name) != value:
                 raise ConfigError(f"{name} is {here.get(name)!r} here, {value!r} on the head")
-        if not path.exists():
-            fix = "not the head's here; choose a folder that all nodes see"
-            raise ConfigError(f"workdir={str(path.parent)!r} is {fix}")
-        self.answers.put({**environment(), "node": socket.gethostname()})
+        node = {**environment(), "node": socket.gethostname(), "private": self.private}
+        self.answers.put(node)
         return Told(self, mesh)
 
     def address(self) -> str:
@@ -141,14 +154,14 @@ class Host:
           coordinator: the `address` of the first process of a run.
         """
         threading.Thread(target=self._program, args=(coordinator,), daemon=True).start()
-        return self._answer() or {}
+        return self._answer()
 
-    def do(self, place: Place) -> tuple[dict | None, list[Progress]]:
-        """The result of a run, None if it was stopped; and its last reports."""
+    def do(self, place: Place) -> Answer:
+        """What came of a run."""
         self.places.put(place)
-        return self._answer(), self._reported(0)
+        return self._answer()._replace(reports=self._reported(0))
 
-    def _answer(self) -> dict | None:
+    def _answer(self) -> Any:
         answer = self.answers.get()
         if isinstance(answer, BaseException):
             raise answer
@@ -175,7 +188,7 @@ class Host:
         until = time.monotonic() + signals.GRACE
         while self.stop.unsaved or time.monotonic() < until:
             time.sleep(0.05)
-        self.answers.put(None)
+        self.answers.put(Answer(None))
 
 
 class Told:
@@ -193,13 +206,30 @@ class Told:
             self.place = None
             run = begun[place.work].at(place)
             worker = Worker(run.label, self.mesh, self.host.stop, self.host.progress.put)
-            self.host.answers.put(do(run, worker))
+            result = do(run, worker)
+            sends = self.host.private and self.host.rank == 0 and run.file.parent.exists()
+            self.host.answers.put(Answer(result, packed(run.file.parent) if sends else b""))
         self.place = place
         for name, results in place.earlier[self.lists].items():
             for found in results[len(begun[name].before) :]:
                 begun[name].known(found)
         self.lists += 1
         return {name: work.outcome for name, work in begun.items()}
+
+
+def packed(folder: Path) -> bytes:
+    """The files of a folder, as a tar."""
+    with io.BytesIO() as file:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            tar.add(folder, arcname=".")
+        return file.getvalue()
+
+
+def unpack(files: bytes, folder: Path) -> None:
+    """Writes the files of a tar to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(files)) as tar:
+        tar.extractall(folder, filter="data")
 
 
 class Remote:
@@ -234,6 +264,9 @@ class Remote:
                 if len(found) == len(self.processes):
                     nodes = ", ".join(environment["node"] for environment in found)
                     self.where = f"{nodes} ({found[0]['device']})"
+                    if found[0]["private"]:
+                        text = "%s does not see the workdir: its files are sent after each run"
+                        logging.warning(text, self.where)
             except Lost as error:
                 logging.warning("a process of the cluster did not start: %s", error)
                 self._renew()
@@ -245,24 +278,25 @@ class Remote:
         """The result of a run, as of `work.do`; raises Lost, and starts other processes."""
         with stop.saving():  # they do
             try:
-                return self._done(place, stop, report)
+                answer = self._done(place, stop, report)
             except Lost:
                 self._renew()
                 raise
+        if answer.files:
+            unpack(answer.files, run.file.parent)
+        return answer.result
 
-    def _done(
-        self, place: Place, stop: signals.Stop, report: Callable[[Progress], None]
-    ) -> dict | None:
+    def _done(self, place: Place, stop: signals.Stop, report: Callable[[Progress], None]) -> Answer:
         first, asked, failed = self.processes[0], False, math.inf
         calls = [process.do.remote(place) for process in self.processes]
-        reports, answers = first.reports.remote(), dict[Any, dict | None]()
+        reports, answers = first.reports.remote(), dict[Any, Answer]()
         while len(answers) < len(calls):
             waiting = [call for call in calls if call not in answers]
             for done in library().wait([*waiting, reports], timeout=POLL)[0]:
                 found = told(done)
                 if done is not reports:
-                    answers[done], found = found
-                    if (answers[done] or {}).get("status") == "failed":
+                    answers[done], found = found, found.reports
+                    if (answers[done].result or {}).get("status") == "failed":
                         failed = min(failed, time.monotonic())
                 else:
                     reports = first.reports.remote()
@@ -274,8 +308,8 @@ class Remote:
                 asked = True
             if time.monotonic() > failed + distributed.HEARTBEAT_SECONDS:  # the others wait for it
                 raise Lost("it failed in some of its processes, for which the others waited")
-        results = [answers[call] for call in calls]
-        return next((x for x in results if x and x.get("status") == "failed"), results[0])
+        found = [answers[call] for call in calls]
+        return next((x for x in found if (x.result or {}).get("status") == "failed"), found[0])
 
 
 def told(call: Any) -> Any:
@@ -294,15 +328,12 @@ def told(call: Any) -> Any:
 
 
 @contextlib.contextmanager
-def slots(
-    program: Callable[[Any], Any], config: Sweep, path: Path, manifest: dict
-) -> Iterator[list[Remote]]:
+def slots(program: Callable[[Any], Any], config: Sweep, manifest: dict) -> Iterator[list[Remote]]:
     """A slot for each share of the cluster's devices that a run takes, once all have arrived.
 
     Args:
       program: that calls `driver.opened`.
       config: of the program.
-      path: of the manifest, in the workdir.
       manifest: what all runs depend on.
 
     Raises:
@@ -310,7 +341,7 @@ def slots(
         or is not like the head.
     """
     share = connected(config)
-    begin = starter(program, config, path, manifest, share)
+    begin = starter(program, config, manifest, share)
     remotes = [Remote(begin) for _ in range(share.slots)]
     try:
         if not all([remote.ready(lambda: True) for remote in remotes]):
@@ -327,7 +358,6 @@ def slots(
 def starter(
     program: Callable[[Any], Any],
     config: Sweep,
-    path: Path,
     manifest: dict,
     share: Share,
 ) -> Callable[[], list[Any]]:
@@ -336,7 +366,6 @@ def starter(
     start = Start(
         program,
         dataclasses.replace(config, cluster="", workers=0),
-        path,
         same(manifest),
         os.getcwd(),
         sys.path,

@@ -202,7 +202,7 @@ def opened(
       meshes: the devices of each concurrent run, where they are in this process.
     """
     if cluster.HOST is not None:  # this is such a process
-        yield cluster.HOST.opened(manifest, meshes[0])
+        yield cluster.HOST.opened(manifest, path, meshes[0])
         return
     with one_line_errors():
         check_alone()
@@ -213,7 +213,7 @@ def opened(
             save_json(path, manifest)
             slots: Sequence[Slot] = [Device(mesh) for mesh in meshes]
             if config.cluster:
-                slots = stack.enter_context(cluster.slots(program, config, path, manifest))
+                slots = stack.enter_context(cluster.slots(program, config, manifest))
             driver = Driver(slots, path.with_name("under_way.json"), bool(config.cluster))
         yield driver
     if driver.failures:
