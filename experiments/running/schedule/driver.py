@@ -103,6 +103,8 @@ class Driver:
         works = list(works)
         ordered = sorted(works, key=lambda work: str(work.name) in self.died)
         steps = {work.name: work.steps for work in works}
+        for name in {*self.died} & {str(work.name) for work in works}:
+            logging.warning("%s was under way when the process before was killed", name)
         with signals.Stop() as stop, one_line_errors(), RunTable(steps) as table:
             stopped = lambda: stop.signal is not None  # noqa: E731
             pending = Pending(ordered, self.shared, stopped, self.earlier)
@@ -119,8 +121,7 @@ class Driver:
         while slot.ready(pending.open) and (place := pending.take(slot)) is not None:
             run = pending.run(place)
             try:
-                with self._noted(place.work):
-                    result = self._result(run, place, slot, stop, table)
+                result = self._result(run, place, slot, stop, table)
             except Lost as error:
                 self._log_loss(run, error)
                 pending.back(place)
@@ -130,8 +131,6 @@ class Driver:
     @contextlib.contextmanager
     def _noted(self, name: Hashable) -> Iterator[None]:
         """Keeps the name of a work in the file while one of its runs is under way."""
-        if str(name) in self.died:
-            logging.warning("%s was under way when the process before was killed", name)
         self._note(str(name), 1)
         try:
             yield
@@ -161,7 +160,8 @@ class Driver:
         failed.unlink(missing_ok=True)  # of an earlier start
         table.start(place.work, run.label, run.steps, slot.where)
         try:
-            result = slot.do(run, place, stop, table.report)
+            with self._noted(place.work):
+                result = slot.do(run, place, stop, table.report)
         except Lost as error:
             if self.lost[run.label] + 1 < TRIES:
                 raise
