@@ -8,13 +8,16 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=32
 #SBATCH --time=08:00:00
-#SBATCH --signal=TERM@300
+#SBATCH --signal=B:TERM@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -euo pipefail
 
 make .venv/ready-cuda .venv/ready-cluster
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun .venv/bin/ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_JOB_NUM_NODES" -- \
-  .venv/bin/python -m experiments.compare --config=configs/compare.py --config.cluster=ray \
+export PATH=$PWD/.venv/bin:$PATH RAY_ADDRESS=$(hostname):6379
+srun --overlap bash -c 'if [ "$SLURM_NODEID" = 0 ]; then ray start --head --port=6379 --block
+  else until ray start --address="$RAY_ADDRESS" --block; do sleep 2; done; fi' &
+until [ "$(ray status 2>/dev/null | grep -c " node_")" -ge "$SLURM_JOB_NUM_NODES" ]; do sleep 2; done
+# In the place of this shell, which alone gets the signal: the nodes go on until all has been saved.
+exec python -m experiments.compare --config=configs/compare.py --config.cluster=ray \
   --config.workdir=runs/slurm

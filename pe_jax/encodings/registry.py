@@ -71,6 +71,10 @@ class Spec(str):
     def __new__(cls, text: str) -> "Spec":
         return text if isinstance(text, Spec) else super().__new__(cls, text)
 
+    def __reduce__(self) -> tuple:
+        """Its text: the classes may be in a module that is yet to be loaded where it is read."""
+        return Spec, (str(self),)
+
     @functools.cached_property
     def layers(self) -> tuple[Encoding, ...]:
         """What `parse` returns for it, or raises."""

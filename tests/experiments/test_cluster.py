@@ -4,16 +4,20 @@ import json
 import os
 import signal
 import sys
+import types
 
 import jax
 import pytest
 
 from experiments.programs import compare
 from experiments.reporting import results
+from experiments.running.command import config_files
 from experiments.running.configs.sweep import Sweep
 from experiments.running.files import run_table
 from experiments.running.process import ray_nodes
 from experiments.running.schedule import cluster, driver
+from experiments.running.schedule.work import TRIES, Lost
+from pe_jax.encodings import registry
 from pe_jax.validation import ConfigError
 from tests.experiments import waiting_program
 from tests.experiments.tiny_comparison import settings
@@ -65,7 +69,32 @@ def at_report(monkeypatch, count, act):
     monkeypatch.setattr(run_table.RunTable, "report", hear)
 
 
-def test_the_runs_of_a_lost_node_go_on_elsewhere(tmp_path, monkeypatch, three_nodes, caplog):
+OWN = """
+import pe_jax
+from pe_jax.encodings.rope import RoPE
+
+class Own(RoPE):
+    pass
+
+pe_jax.ENCODINGS["own"] = Own
+"""
+
+
+@pytest.fixture
+def own_encoding(tmp_path):
+    """An encoding that the config file registers, once it is parsed."""
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    config_files.imported(str(file))
+    spec = registry.Spec("own")
+    assert type(spec.layers[0]).__name__ == "Own"
+    yield spec
+    del sys.modules[config_files.NAME], registry.ENCODINGS["own"]
+
+
+def test_the_runs_of_a_lost_node_go_on_elsewhere(
+    tmp_path, monkeypatch, three_nodes, own_encoding, caplog
+):
     def lose():
         three_nodes.remove_node(three_nodes.list_all_nodes()[-1], allow_graceful=False)
 
@@ -75,7 +104,7 @@ def test_the_runs_of_a_lost_node_go_on_elsewhere(tmp_path, monkeypatch, three_no
 
     log_loss = driver.Driver._log_loss
     monkeypatch.setattr(driver.Driver, "_log_loss", lost)
-    config = Config(workdir=str(tmp_path), cluster="ray")
+    config = Config(workdir=str(tmp_path), cluster="ray", encodings=(own_encoding,))
     with caplog.at_level("INFO", logger="absl"):
         at_report(monkeypatch, 3, lose)  # one on each node
         assert waiting_program.main(config) == {"all": 9}
@@ -164,6 +193,58 @@ def test_without_a_core_or_without_ray_it_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'pe_jax\[cluster\]'"):
         ray_nodes.library()
+
+
+@pytest.mark.parametrize(
+    "cause, words",
+    [("TimedOut", "or set RAY_ADDRESS"), ("InvalidAuthToken", "set RAY_AUTH_MODE=token")],
+)
+def test_without_a_cluster_it_says_what_to_do(monkeypatch, cause, words):
+    def init(*_, **__):
+        raise ConnectionError("no cluster") from RuntimeError(cause)
+
+    errors = types.SimpleNamespace(RayError=OSError)
+    ray = types.SimpleNamespace(is_initialized=lambda: False, init=init, exceptions=errors)
+    monkeypatch.setattr(ray_nodes, "library", lambda: ray)
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    with pytest.raises(ConfigError, match=words):
+        ray_nodes.connect(Sweep(cluster="ray"))
+
+
+def test_a_local_cluster_has_a_token_of_its_own(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled"})
+    ray = types.SimpleNamespace(is_initialized=lambda: True)
+    monkeypatch.setattr(ray_nodes, "library", lambda: ray)
+    ray_nodes.connect(Sweep(cluster="local"))
+    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"  # the user's word is kept
+
+
+def test_a_process_that_is_lost_at_every_start_is_given_up(monkeypatch):
+    def lost(_):
+        raise Lost("killed")
+
+    begun = []
+    call = types.SimpleNamespace(remote=lambda *_: None)
+    process = types.SimpleNamespace(ready=call, address=call)
+    ray = types.SimpleNamespace(wait=lambda calls, **_: (calls, []), kill=lambda _: None)
+    monkeypatch.setattr(cluster, "library", lambda: ray)
+    monkeypatch.setattr(cluster, "told", lost)
+    slot = cluster.Remote(lambda: begun.append(1) or [process])
+    assert not slot.ready(lambda: True) and len(begun) == 1 + TRIES
+
+
+def test_a_process_whose_node_is_gone_ends(monkeypatch):
+    """Else it would go on writing where another process does its run."""
+
+    def leave(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(cluster, "POLL", 0)
+    monkeypatch.setattr(os, "getppid", iter([5, 5, 1]).__next__)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(SystemExit):
+        cluster.end_with_parent(5)
 
 
 def losses(folder):

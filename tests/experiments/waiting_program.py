@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from experiments.running.configs.sweep import Sweep
+from experiments.running.files import own_code
 from experiments.running.schedule import cluster, driver
 from experiments.running.schedule.work import Run, Work
 from pe_jax.training import sharding
@@ -67,7 +68,8 @@ def main(config: Config) -> Any:
     if cluster.HOST is not None and "private" in config.encodings:
         folder = folder / "of a node"
     mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-    with driver.opened(main, config, folder / "config.json", {"digests": SIGNS}, [mesh]) as opened:
+    about = {"digests": SIGNS, "code": own_code.digests(config.encodings)}
+    with driver.opened(main, config, folder / "config.json", about, [mesh]) as opened:
         works = [Work(name, [1] * 3, runs(folder, name, (1, 2))) for name in NAMES]
         sums = opened.run(works)
         values = [*sums.values(), *[-1] * ("fails" in config.encodings)]

@@ -51,9 +51,9 @@ def load(source: str, *kinds: type) -> Any:
     return draft(config)
 
 
-def imported(path: str) -> Any:
+def imported(path: str, name: str = NAME) -> Any:
     """The module of a config file, which may register encodings; None if there is no such file."""
-    spec = importlib.util.spec_from_file_location(NAME, path)
+    spec = importlib.util.spec_from_file_location(name, path)
     if not Path(path).is_file() or spec is None or spec.loader is None:
         return None
     module = importlib.util.module_from_spec(spec)

@@ -16,8 +16,8 @@ from experiments.running.files.provenance import ROOT
 from pe_jax.encodings.registry import ENCODINGS
 
 PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
-INSTALLED = tuple(Path(path) for name, path in sysconfig.get_paths().items() if name in PATHS)
-OURS = tuple(ROOT / name for name in ("pe_jax", "experiments"))
+INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in PATHS)
+OURS = tuple((ROOT / name).resolve() for name in ("pe_jax", "experiments"))
 
 
 def digests(patterns: Iterable[str]) -> dict[str, str]:

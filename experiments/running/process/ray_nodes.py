@@ -1,6 +1,7 @@
 """Ray: starting it on this machine, or joining a cluster; what a run takes of its nodes."""
 
 import os
+import secrets
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,10 @@ from pe_jax.validation import ConfigError
 
 ACCELERATORS = ("GPU", "TPU")  # of Ray's resources
 PASSED_ON = ("JAX_", "XLA_", "GLIBC_TUNABLES")  # variables that processes of a cluster get
+SETTINGS = {
+    "local": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)},
+    "ray": {"RAY_NUM_REDIS_GET_RETRIES": "1"},  # of joining it: 40 seconds each
+}
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
@@ -59,23 +64,32 @@ def connected(config: Sweep) -> Share:
     Raises:
       ConfigError: Ray is not installed, no cluster is running, or it has no devices.
     """
-    ray = library()
-    if not ray.is_initialized():
-        connect(config)
-    return share(config, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+    connect(config)
+    return share(config, [node["Resources"] for node in library().nodes() if node["Alive"]])
 
 
 def connect(config: Sweep) -> None:
-    """Starts Ray on this machine, or connects to the cluster that runs."""
+    """Starts Ray on this machine, or connects to the cluster that runs; does so once.
+
+    Ray would keep a token for this machine in the home folder, and then `ray start` would ask for
+    it, but not pass it on to other nodes: this cluster has one of its own.
+    """
+    for name, value in SETTINGS[config.cluster].items():  # which Ray reads when it is imported
+        os.environ.setdefault(name, value)
     ray = library()
+    if ray.is_initialized():
+        return
     if config.cluster == "local":
         ray.init("local", num_cpus=cores(), include_dashboard=False, **QUIET)
         return
     try:
         ray.init("auto", **QUIET)
-    except ConnectionError as error:
-        fix = "set RAY_ADDRESS, or start one with `ray start --head`; or --config.cluster=local"
-        raise ConfigError(f"cluster='ray': no cluster is running here ({error}); {fix}") from None
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason, fix = f"{error} {error.__cause__ or ''}", "start one with `ray start --head`"
+        fix = f"{fix} here, or set RAY_ADDRESS; or --config.cluster=local"
+        if "auth" in reason.lower():
+            fix = "it asks for a token: set RAY_AUTH_MODE=token, with the token of its head"
+        raise ConfigError(f"cluster='ray': cannot join a cluster ({error}); {fix}") from None
 
 
 def share(config: Sweep, nodes: list[dict[str, float]]) -> Share:

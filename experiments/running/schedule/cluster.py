@@ -13,6 +13,7 @@ import json
 import math
 import os
 import queue
+import re
 import socket
 import sys
 import tarfile
@@ -36,7 +37,7 @@ from experiments.running.process import distributed, signals
 from experiments.running.process.errors import Refused
 from experiments.running.process.ray_nodes import Share, connected, library
 from experiments.running.schedule.pending import Begun, Place
-from experiments.running.schedule.work import Lost, Run, Work, Worker, do
+from experiments.running.schedule.work import TRIES, Lost, Run, Work, Worker, do, one_line
 from pe_jax.training.metrics import Progress
 from pe_jax.validation import ConfigError
 
@@ -55,7 +56,7 @@ class Start(NamedTuple):
       same: what must be the same here as on the head.
       folder: the working directory.
       path: where Python finds modules.
-      config_file: that may register encodings; or "".
+      modules: name → file, of the script and the config file, which may register encodings.
     """
 
     program: Callable[[Any], Any]
@@ -63,7 +64,7 @@ class Start(NamedTuple):
     same: dict[str, Any]
     folder: str
     path: list[str]
-    config_file: str
+    modules: dict[str, str]
 
 
 def same(manifest: dict) -> dict[str, Any]:
@@ -105,6 +106,7 @@ class Host:
         self.answers: queue.SimpleQueue[dict | Answer | BaseException] = queue.SimpleQueue()
         self.private = False  # whether the workdir is another one than the head's
         self.progress: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+        threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
 
     def _program(self, coordinator: str) -> None:
         start = self.start
@@ -113,7 +115,8 @@ class Host:
                 distributed.connect(coordinator, self.count, self.rank)
             os.chdir(start.folder)
             sys.path += [entry for entry in start.path if entry not in sys.path]
-            config_files.imported(start.config_file)
+            for name, file in start.modules.items():
+                config_files.imported(file, name)
             launch.quiet_libraries()
             launch.keep_programs()
             start.program(start.config)
@@ -191,6 +194,13 @@ class Host:
         self.answers.put(Answer(None))
 
 
+def end_with_parent(parent: int) -> None:
+    """Ends the process once Ray's on this node is gone: another one may do the run by then."""
+    while os.getppid() == parent:
+        time.sleep(POLL)
+    os._exit(1)
+
+
 class Told:
     """The driver of a program in a process of a cluster: it does the runs that it is told."""
 
@@ -253,11 +263,13 @@ class Remote:
     def ready(self, needed: Callable[[], bool]) -> bool:
         """Whether all processes have opened their data; waits for that while it is needed.
 
+        It is not if several were lost before they had, one after the other.
+
         Raises:
           ConfigError: one cannot open them, or is not like the head.
         """
-        until = time.monotonic() + 60 * MINUTES
-        while not self.where and needed() and time.monotonic() < until:
+        until, left = time.monotonic() + 60 * MINUTES, TRIES
+        while not self.where and needed() and left and time.monotonic() < until:
             done, _ = library().wait(self.arriving, num_returns=len(self.arriving), timeout=POLL)
             try:
                 found = [told(arrived) for arrived in done]
@@ -269,6 +281,7 @@ class Remote:
                         logging.warning(text, self.where)
             except Lost as error:
                 logging.warning("a process of the cluster did not start: %s", error)
+                left -= 1
                 self._renew()
         return bool(self.where)
 
@@ -324,7 +337,8 @@ def told(call: Any) -> Any:
     except ray.exceptions.RayTaskError as error:
         raise (error.cause or error) from None
     except ray.exceptions.RayError as error:
-        raise Lost(" ".join(str(error).split())[:300]) from None
+        detail = re.search(r"Worker exit detail: (.*?\.) ", " ".join(str(error).split()))
+        raise Lost(detail[1] if detail else one_line(error)) from None
 
 
 @contextlib.contextmanager
@@ -342,11 +356,13 @@ def slots(program: Callable[[Any], Any], config: Sweep, manifest: dict) -> Itera
     """
     share = connected(config)
     begin = starter(program, config, manifest, share)
+    count = share.slots * share.processes
+    logging.info("%d processes start, as soon as the cluster has free devices", count)
     remotes = [Remote(begin) for _ in range(share.slots)]
     try:
         if not all([remote.ready(lambda: True) for remote in remotes]):
-            fix = "others may have taken the cluster's devices: see `ray status`"
-            raise ConfigError(f"some processes did not start within {MINUTES} minutes; {fix}")
+            fix = "others may have taken its devices, see `ray status`; or the log says why"
+            raise ConfigError(f"cluster={config.cluster!r}: some processes did not start; {fix}")
         for where, number in Counter(remote.where for remote in remotes).items():
             logging.info("%d runs side by side on %s", number, where)
         yield remotes
@@ -362,14 +378,15 @@ def starter(
     share: Share,
 ) -> Callable[[], list[Any]]:
     """A function that starts the processes of a run, which take a share of the cluster."""
-    module = sys.modules.get(config_files.NAME)
+    modules = {"__mp_main__": "__main__", config_files.NAME: config_files.NAME}
+    files = {name: getattr(sys.modules.get(of), "__file__", None) for name, of in modules.items()}
     start = Start(
         program,
         dataclasses.replace(config, cluster="", workers=0),
         same(manifest),
         os.getcwd(),
         sys.path,
-        str(module.__file__) if module else "",
+        {name: file for name, file in files.items() if file},
     )
     ray, count = library(), share.processes
     resources = dict(share.resources)

@@ -28,10 +28,8 @@ from experiments.running.process.errors import one_line_errors
 from experiments.running.process.lock import Lock
 from experiments.running.schedule import cluster
 from experiments.running.schedule.pending import Pending, Place
-from experiments.running.schedule.work import FAILED, Lost, Run, Work, Worker, do
+from experiments.running.schedule.work import FAILED, TRIES, Lost, Run, Work, Worker, do
 from pe_jax.training.metrics import Progress
-
-TRIES = 3  # of a run whose process is lost
 
 
 class Slot(Protocol):

@@ -5,6 +5,7 @@ saved or new ones. What is trained and in which order can be read there from top
 be run again from its results, in another process: so what it does between runs follows from these.
 """
 
+import re
 import time
 import traceback
 from collections.abc import Callable, Generator, Hashable, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # reports read rates without what a training loop needs
     from pe_jax.training.metrics import Progress
 
 FAILED = ".failed"  # instead of the suffix of the result that a run should have written
+TRIES = 3  # of a run, or of a start, whose process is lost
 T = TypeVar("T")
 
 
@@ -65,6 +67,12 @@ def failing(reason: str, worker: Worker) -> NoReturn:
 Runs = Generator[Sequence[Run], Sequence[dict], T]
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, without colours: of a long text, as with a traceback, both ends."""
+    said = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
+    return said if len(said) <= 500 else f"{said[:250]} … {said[-250:]}"
+
+
 def do(run: Run, worker: Worker) -> dict | None:
     """The result of a run, with how it was made; None if a signal came first.
 
@@ -81,9 +89,7 @@ def do(run: Run, worker: Worker) -> dict | None:
     except (ConfigError, OSError):
         raise
     except Exception as error:  # a compiler, an allocator or the code of an encoding
-        said = " ".join(str(error).split())  # a callback's begins with a traceback
-        said = said if len(said) <= 500 else f"{said[:250]} … {said[-250:]}"
-        reason = f"{type(error).__name__}: {said}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         trace = "".join(traceback.format_exception(error))
         return {"status": "failed", "reason": reason, "traceback": trace, **environment()}
     if result is None:
