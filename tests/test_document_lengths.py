@@ -20,7 +20,7 @@ from pe_jax.training.step import mean_loss
 from tests import tiny, trainers, util
 from tests.util import B, E, H, assert_close, noise
 
-NAMES = ("dynamic_ntk", "longrope")
+NAMES = ("dynamic_ntk", "longrope", "mscales")
 SCHEMES = {
     "rope": "rope({})",
     "lerope": "lerope({})",
@@ -40,7 +40,8 @@ def scaling(name: str) -> str:
     if name == "dynamic_ntk":
         return "scaling=dynamic_ntk(factor=4,original_length=4)"
     short, long = (1.0, 1.5, 1.5, 2.0), (2.0, 7.0, 9.0, 9.0)
-    fields = f"short_factor={short},long_factor={long},original_length=7,factor=4.0"
+    fields = f"short_factor={short},long_factor={long},original_length=7,"
+    fields += "attention_factors=(1.1,1.7)" if name == "mscales" else "factor=4.0"
     return f"scaling=longrope({fields})"
 
 
@@ -60,8 +61,9 @@ def alone(call, *arrays):
     return whole
 
 
-# Both scalings for RoPE, one for the others.
-SCALED = [("rope", NAMES[1]), *((spec, NAMES[n % 2]) for n, spec in enumerate(SCHEMES))]
+# All scalings for RoPE, one for the others.
+OTHERS = ((spec, NAMES[n % 3]) for n, spec in enumerate(SCHEMES))
+SCALED = [("rope", NAMES[1]), ("rope", NAMES[2]), *OTHERS]
 
 
 @pytest.mark.parametrize("spec, name", SCALED)
@@ -122,8 +124,11 @@ def test_frequencies_by_length_are_those_of_the_length_alone():
     for name in NAMES:
         found = scheme("rope({})", name).scaling
         got = found.of_lengths(theta, jnp.asarray(lengths))
+        factors = np.broadcast_to(found.factors(jnp.asarray(lengths)), lengths.shape)
         for at, length in np.ndenumerate(lengths):
-            np.testing.assert_allclose(got[at], found.at_length(int(length))(theta), 3e-7)
+            there = found.at_length(int(length))
+            np.testing.assert_allclose(got[at], there(theta), 3e-7)
+            np.testing.assert_allclose(factors[at], there.attention_factor, 1e-7)
 
 
 def test_lengths_of_documents_on_both_sides():

@@ -61,4 +61,4 @@ class DualChunk(RoPE):
 
     def _rotated(self, x, positions, lengths):
         theta = self.frequencies(x.shape[-1], lengths)
-        return rotate(x, positions, theta, self.layout, self.attention_factor)
+        return rotate(x, positions, theta, self.layout, self.factors(lengths))

@@ -41,4 +41,4 @@ class LeRoPE(RoPE):
         angles.require_exact("alpha", alpha)
         theta = self.frequencies(x.shape[-1], lengths)
         theta *= align(jnp.exp(alpha), theta)
-        return rope.rotate(x, positions, theta, self.layout, self.attention_factor)
+        return rope.rotate(x, positions, theta, self.layout, self.factors(lengths))

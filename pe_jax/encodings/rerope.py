@@ -33,7 +33,7 @@ def rotate_twice(
     far,
     frequencies: jax.Array,
     layout: str = "half",
-    attention_factor: float = 1.0,
+    attention_factor: float | jax.Array = 1.0,
 ) -> jax.Array:
     """Two rotations of x [..., T, H, E] side by side: [..., T, H, 2E].
 
@@ -68,5 +68,5 @@ class ReRoPE(RoPE):
         return self._twice(k, positions, jnp.zeros(1, jnp.int32), lengths)
 
     def _twice(self, x, near, far, lengths):
-        settings = self.frequencies(x.shape[-1], lengths), self.layout, self.attention_factor
+        settings = self.frequencies(x.shape[-1], lengths), self.layout, self.factors(lengths)
         return rotate_twice(x, near, far, *settings)

@@ -87,7 +87,8 @@ def rotate(
         for each token separately [..., T, 1, F].
       layout: "half" or "interleaved".
       attention_factor: multiplies the rotated channels: that of the scaling (YaRN and LongRoPE
-        have one, `scaling.attention_factor`), or one for each frequency, float32 [F].
+        have one, `scaling.attention_factor`), or one for each frequency, float32 [F],
+        or for each token, [..., T, 1, 1].
 
     Returns:
       The shape and dtype of x (the angles and the rotation are float32).
@@ -225,6 +226,13 @@ class RoPE(Scaled):
         theta = self.scaling.of_lengths(angles.geometric(dim, self.base), lengths)
         return theta[..., None, :]
 
+    def factors(self, lengths: Any = None) -> float | jax.Array:
+        """The attention factor, or one for each token of documents of `lengths`: [..., T, 1, 1]."""
+        if lengths is None or self.scaling is None:
+            return self.attention_factor
+        factors = self.scaling.factors(lengths)
+        return factors[..., None, None] if isinstance(factors, jax.Array) else factors
+
     def terms(self, params, dims) -> tuple[Term, ...]:
         return (Rotation(self.rotate, self.rotate, by_length=self.waits),)
 
@@ -241,4 +249,4 @@ class RoPE(Scaled):
 @functools.partial(jax.jit, static_argnums=0, inline=True)  # outside of jit one program, not twenty
 def _rotate(encoding: RoPE, x: jax.Array, positions: jax.Array, lengths: Any) -> jax.Array:
     angle = angles.angles(positions, encoding.frequencies(x.shape[-1], lengths))
-    return turn(x, *waves(angle[..., None, :], encoding.attention_factor), encoding.layout)
+    return turn(x, *waves(angle[..., None, :], encoding.factors(lengths)), encoding.layout)

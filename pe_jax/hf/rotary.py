@@ -28,7 +28,6 @@ from pe_jax.hf.layer_types import (
 from pe_jax.hf.layers import Extras, Family, LayerEncoding
 from pe_jax.validation import is_int, is_real, require, shown
 
-MSCALES = ("short_mscale", "long_mscale")
 MANY_AXES = ("mrope_section", "xdrope_section", "mrope_interleaved")
 PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
 
@@ -91,7 +90,7 @@ class Rotary(Family):
       timed: whether videos are in seconds, by the vision config's `tokens_per_second`.
       factor: default of `qk_scale_factor`.
       extras: of each layer, in addition to what its keys say.
-      own_mscale: whether the scaling has its factor on q and k in `MSCALES`, as Phi-3.5-MoE's.
+      own_mscale: whether the scaling has its factors on q and k in `MSCALES`, as Phi-3.5-MoE.
     """
 
     layout: str = "half"
@@ -423,11 +422,9 @@ class Rotary(Family):
         if name in self.longrope:
             fields.pop("type", None)
             fields["rope_type"] = "longrope"
-        factors = {fields.pop(key) for key in MSCALES if key in fields and self.own_mscale}
-        if factors:
-            fix = "two factors, for short and for long texts, are not read"
-            require(len(factors) == 1, " and ".join(MSCALES), sorted(map(str, factors)), fix)
-            fields["attention_factor"] = factors.pop()
+        for key in () if self.own_mscale else hugging_face.MSCALES:
+            fix = "this family does not read it, phimoe does; leave it out"
+            require(key not in fields, key, fields.get(key), fix)
         if name == "xdrope":  # HunYuan's M-RoPE
             fields.pop("type", None)
             fields["rope_type"] = "dynamic"

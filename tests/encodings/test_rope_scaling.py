@@ -91,6 +91,27 @@ def test_longrope_is_short_up_to_the_original_length_and_one_gain_at_all_lengths
     assert LongRoPE(**LISTS, original_length=4096, attention_factor=1.2).attention_factor == 1.2
 
 
+def test_phi_moes_two_factors_act_on_cosines_and_sines_by_length():
+    """Cosines and sines of q and k are times `long_mscale` where L > 4,096, else `short_mscale`.
+
+    So the released code computes them (transformers' `PhimoeRotaryEmbedding`); here anew.
+    """
+    pair = (1.1, 1.243163121016122)
+    found = pe_jax.make(
+        "rope", scaling=LongRoPE(**LISTS, original_length=4096, attention_factors=pair)
+    )
+    rng, positions = np.random.default_rng(0), np.array([0, 1, 77, 4095])
+    x = rng.standard_normal((4, 1, DIM)).astype(np.float32)
+    a, b = np.split(x[:, 0].astype(np.float64), 2, axis=-1)
+    for length, mscale, factor in ((4096, pair[0], 1), (4097, pair[1], 2), (9, pair[0], 1)):
+        found = found.at_length(length)  # from long to short as well
+        angle = positions[:, None] * THETA / factor
+        cos, sin = mscale * np.cos(angle), mscale * np.sin(angle)
+        want = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        np.testing.assert_allclose(found.rotate(None, x, positions)[:, 0], want, atol=2e-3)
+        assert found.attention_factor == mscale
+
+
 def test_p_rope_keeps_fast_frequencies_where_a_fraction_spreads_them():
     kept = Proportional(0.25)(THETA)
     np.testing.assert_array_equal(kept, np.where(np.arange(32) < 8, THETA, 0))
@@ -279,6 +300,12 @@ BAD = [
     (YaRN, {"factor": 2, "original_length": 8, "attention_factor": -1}, "attention_factor=-1"),
     (Llama3, {"factor": 2, "low_freq_factor": 8.0}, "high_freq_factor=4.0: must be at least"),
     (LongRoPE, {**LISTS, "original_length": 8}, "factor=None: pass the extended context"),
+    (LongRoPE, {**LISTS, "original_length": 8, "attention_factors": [1.0]}, "attention_factors=("),
+    (
+        LongRoPE,
+        {**LISTS, "original_length": 8, "attention_factors": (1, 2), "attention_factor": 3},
+        "attention_factor=3: leave it out",
+    ),
     (LongRoPE, {**LISTS, "original_length": 8, "long_factor": [0.0]}, "long_factor=(0.0,)"),
     (LongRoPE, {**LISTS, "original_length": 1, "factor": 2}, "original_length=1"),
     (Proportional, {"fraction": 1.5}, "fraction=1.5"),

@@ -91,6 +91,19 @@ HF = [
         pe_jax.make("rope", scaling=LongRoPE(**LISTS, original_length=4096, factor=32.0)),
     ),
     (
+        {"type": "longrope", **LISTS, "short_mscale": 1.0, "long_mscale": 1.243163121016122},
+        {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096},
+        pe_jax.make(
+            "rope",
+            scaling=LongRoPE(
+                **LISTS,
+                original_length=4096,
+                factor=32.0,
+                attention_factors=(1.0, 1.243163121016122),
+            ),
+        ),
+    ),
+    (
         {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
         {},
         pe_jax.make("rope", base=1e6, scaling=Proportional(0.25)),
@@ -223,8 +236,14 @@ def test_factors_of_released_scalings():
     sizes = {**LLAMA31, "model_type": "phimoe", "original_max_position_embeddings": 4096}
     (layer, *_) = hf.encodings({**sizes, "rope_scaling": lists | mscale})  # Phi-3.5-MoE
     assert layer.encoding.scaling.attention_factor == 1.243163121016122
-    with pytest.raises(ValueError, match="two factors"):
-        hf.encodings({**sizes, "rope_scaling": lists | mscale | {"short_mscale": 1.0}})
+    (layer, *_) = hf.encodings({**sizes, "rope_scaling": lists | mscale | {"short_mscale": 1.0}})
+    factors = [layer.encoding.at_length(n).attention_factor for n in (4096, 4097)]
+    assert factors == [1.0, 1.243163121016122]
+    with pytest.raises(ValueError, match="short_mscale=1.2.*phimoe does"):
+        hf.encodings({**sizes, "model_type": "phi3", "rope_scaling": lists | mscale})
+    with pytest.raises(ValueError, match="short_mscale and long_mscale=.*pass both"):
+        del mscale["long_mscale"]
+        hf.encodings({**sizes, "rope_scaling": lists | mscale})
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     with pytest.raises(ValueError, match="attn_factor=.*: vLLM multiplies"):  # DeepSeek-R1-0528
         hf.encodings({**LLAMA31, "rope_scaling": yarn | {"attn_factor": 0.8782}})

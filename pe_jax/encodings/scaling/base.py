@@ -30,6 +30,10 @@ class Scaling(PlainFields):
         """
         raise NotImplementedError
 
+    def factors(self, lengths: jax.Array) -> float | jax.Array:
+        """The attention factors in sequences of several lengths: a number, or float32 [...]."""
+        return self.attention_factor
+
     def at_length(self, length: int) -> "Scaling":
         """The scaling for sequences of `length` tokens: itself unless it depends on the length."""
         return self

@@ -15,6 +15,7 @@ from pe_jax.validation import is_int, is_real, nearest, require, shown
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 COMMON += ("original_max_position_embeddings", "max_position_embeddings")
+MSCALES = ("short_mscale", "long_mscale")  # Phi-3.5-MoE: factors of short and of long texts
 YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 TYPES: dict[str, tuple[str, ...]] = {  # rope_type → keys besides the common ones
     "default": (),
@@ -22,7 +23,7 @@ TYPES: dict[str, tuple[str, ...]] = {  # rope_type → keys besides the common o
     "dynamic": ("factor", "alpha"),
     "yarn": ("factor", "attention_factor", "truncate", "finetuned", *YARN),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("short_factor", "long_factor", "factor", "attention_factor"),
+    "longrope": ("short_factor", "long_factor", "factor", "attention_factor", *MSCALES),
     "proportional": ("factor",),
 }
 NEEDED = {
@@ -89,6 +90,10 @@ def _lengths(fields: dict[str, Any], longest: Any, original: Any) -> dict[str, A
     fix = "pass it: the dict has no original_max_position_embeddings"
     require(original is not None, "max_position_embeddings", longest, fix)
     ratio = None if longest is None else longest / original
+    pair = tuple(fields.pop(key) for key in MSCALES if key in fields)
+    if pair:
+        require(len(pair) == 2, " and ".join(MSCALES), pair, "pass both, or none of them")
+        fields["attention_factors"] = pair
     return {"factor": ratio, "original_length": original, **fields}
 
 
@@ -160,8 +165,14 @@ def write(rope: RoPE, name: str | None, head_dim: int) -> dict[str, Any]:
         return parameters | {"rope_type": "dynamic", "factor": fields["factor"]}
     if name == "proportional":
         fields["partial_rotary_factor"] = fields.pop("fraction")
+    pair = fields.pop("attention_factors", None)
+    fields |= dict(zip(MSCALES, pair, strict=True)) if pair else {}
     computed = {"attention_factor": None} if "attention_factor" in fields else {}
-    if computed and fields.get("factor") and dataclasses.replace(scaling, **computed) == scaling:
+    if (
+        computed
+        and (pair or fields.get("factor"))
+        and dataclasses.replace(scaling, **computed) == scaling
+    ):
         del fields["attention_factor"]  # it follows from the others
     fields = {key: list(x) if isinstance(x, tuple) else x for key, x in fields.items()}
     parameters |= {"rope_type": name, **{key: x for key, x in fields.items() if x is not None}}

@@ -34,7 +34,9 @@ class LongRoPE(Scaling):
 
     `length` (None: short) decides. `attention_factor` None is sqrt(1 + ln s/ln L₀) at all lengths,
     s = `factor` being the extended context over the original one; s ≤ 1 gives 1. It is computed
-    when the scaling is made: `dataclasses.replace` keeps it; pass None to compute it again.
+    when the scaling is made: `dataclasses.replace` keeps it; pass None to compute it again. With
+    `attention_factors`, two numbers (Phi-3.5-MoE's `short_mscale` and `long_mscale`), it is the
+    first up to `original_length`, the second beyond.
     """
 
     short_factor: tuple[float, ...] = checked(REQUIRED, FACTORS, is_factors)
@@ -43,9 +45,16 @@ class LongRoPE(Scaling):
     length: int | None = length_field()
     factor: float | None = None
     attention_factor: Any = None
+    attention_factors: tuple[float, float] | None = None
 
     def __post_init__(self):
-        if self.attention_factor is None:
+        if self.attention_factors is not None:
+            pair, fix = self.attention_factors, "pass two: up to the original length, and beyond"
+            require(is_factors(pair) and len(pair) == 2, "attention_factors", pair, fix)
+            given, fix = self.attention_factor, f"leave it out: attention_factors={pair!r} has it"
+            require(given is None or given in pair, "attention_factor", given, fix)
+            object.__setattr__(self, "attention_factor", pair[self._beyond])
+        elif self.attention_factor is None:
             factor: Any = self.factor
             ok = is_real(factor) and factor > 0
             fix = "pass the extended context over the original one, or an attention_factor"
@@ -58,8 +67,11 @@ class LongRoPE(Scaling):
     def __call__(self, theta, base=None):
         """θ_i / factor_i."""
         short, long = self._both(theta)
-        beyond = self.length is not None and self.length > self.original_length
-        return long if beyond else short
+        return long if self._beyond else short
+
+    @property
+    def _beyond(self) -> bool:
+        return self.length is not None and self.length > self.original_length
 
     def _both(self, theta: np.ndarray) -> list[np.ndarray]:
         """The frequencies up to the original length, and those beyond it."""
@@ -76,6 +88,13 @@ class LongRoPE(Scaling):
         beyond = lengths[..., None] > self.original_length
         short, long = (align(jnp.asarray(x, jnp.float32), beyond) for x in self._both(theta))
         return jnp.where(beyond, long, short)
+
+    def factors(self, lengths):
+        """One factor, or one of the two for each length."""
+        if self.attention_factors is None:
+            return self.attention_factor
+        short, long = np.asarray(self.attention_factors, np.float32)
+        return jnp.where(lengths > self.original_length, long, short)
 
     at_length = with_length
 
