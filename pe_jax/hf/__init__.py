@@ -175,7 +175,8 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEncoding, ...]:
-    parent, vision, config = config, config.get("vision_config"), _text(config)
+    parent, vision, text = config, config.get("vision_config"), _text(config)
+    config = text
     parent_type = None if parent is config else parent.get("model_type")
     bidirectional = parents.BIDIRECTIONAL.get(str(parent_type), "")
     if bidirectional == "prefix":  # the parent's mask says it
@@ -189,7 +190,7 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     rate = part.get("position_id_per_seconds") if rate is None else rate  # Qwen's Omni models
     if rate is not None and getattr(family, "sections", None):  # of the positions in the text
         config = {**config, "tokens_per_second": rate}
-    beside = _check_beside(parent, config)
+    beside = _check_beside(parent, text)
     keys = Keys(str(model_type), config)
     if keys.drafts() and getattr(family, "sections", ()) is None:
         parameters = keys.mapping("rope_scaling") or keys.mapping("rope_parameters") or {}
@@ -216,7 +217,8 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
 def _check_beside(parent: Mapping[str, Any], text: Mapping[str, Any]) -> list[str]:
     """Raises ValueError if a config of several parts has keys of positions that its text lacks.
 
-    Returns those of its other parts, but for those of other towers.
+    Returns those of its other parts, but for those of other towers. What lies between the config
+    and its text is a config of several parts as well.
     """
     inside = text.get("rope_parameters") or text.get("rope_scaling") or {}
     parts: list[str] = []
@@ -224,7 +226,9 @@ def _check_beside(parent: Mapping[str, Any], text: Mapping[str, Any]) -> list[st
         concerns = SUSPECT.search(name) or name in ("is_causal", "causal")
         read = text.get(name, inside.get(name))
         other = name in ELSEWHERE or TOWERS.search(name) or BESIDE_ONLY.search(name)
-        if not concerns and name not in parents.TEXT:
+        if name in parents.TEXT and value is not None:
+            parts += _check_beside(_as_dict(value), text)
+        elif value != read and not concerns:
             parts += concerned(name, value)
         if value == read or not concerns or other:
             continue

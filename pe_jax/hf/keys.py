@@ -266,6 +266,8 @@ class Keys:
 
 def concerned(name: str, part: Any) -> list[str]:
     """The keys of positions that act in a part of a config that was not read, or in its parts."""
+    if isinstance(part, list | tuple):  # of parts, as one per layer
+        return [*dict.fromkeys(key for item in part for key in concerned(name, item))]
     found: list[str] = []
     if not isinstance(part, Mapping) or TOWERS.search(name):
         return found

@@ -80,6 +80,9 @@ def moved(rest, path, key, value):
     beside = {"model_type": "a_vl", "text_config": rest}
     yield "beside the text", {**beside, key: value}
     yield "in a part beside it", {**beside, "extra_config": {key: value}}
+    between = {"model_type": "a_thinker", key: value, "text_config": rest}
+    yield "between it and the whole", {"model_type": "a_omni", "thinker_config": between}
+    yield "in a part per layer", {**rest, "block_configs": [{}, {"attention": {key: value}}]}
 
 
 def every_type():
