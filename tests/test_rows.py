@@ -120,6 +120,16 @@ WRONG = {
     "lines.jsonl": (b'{"text": "a"}\n{"text": \n', "line 2 is no object of JSON"),
     "array.json": (b'["a", "b"]', "line 1 is no object of JSON .a list.; write one object per"),
     "page.txt": (b"<!DOCTYPE html><p>hello", "is HTML, .*; extract its text"),
+    "paper.txt": (b"%PDF-1.4\nhello", "is PDF, .*; extract its text"),
+    "letter.txt": (b"{\\rtf1\\ansi hello}", "is RTF, .*; extract its text"),
+    "rows.txt": (b'{"text": "a"}\n{"text": "b"}\n', "is JSON, .*; write an object per line"),
+    "notes.ipynb": (b'{\n "cells": [\n  {"source": []}]}', "is JSON, "),
+    "objects": (b'[\n {"a \\" b": 1}]', "is JSON, "),
+    "columns.csv": (
+        b"id;text\n1;a\n",
+        "the first line has a ';', and its columns are separated by ','",
+    ),
+    "columns.tsv": (b"id,text\n1,a\n", "has a ',', and its columns are separated by .*t'"),
     "tokens.npy": (b"\x93NUMPY\x01\x00" + bytes(90), "is an array of NumPy, as of tokens"),
     "cut.parquet": (b"PAR1" + bytes(50), "is damaged"),
     "cut.arrow": (b"ARROW1" + bytes(50), "is damaged"),
@@ -134,6 +144,14 @@ def test_what_is_no_text_is_an_error_that_names_the_file(tmp_path, name):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name}.*{said}"):
         data.load(f"text:{tmp_path / name}")
+
+
+@pytest.mark.parametrize(
+    "text", ["{text: 1}", '{"quoted" words}', "[1] {a}", "<page>", "{}", '["a"]']
+)
+def test_text_that_begins_like_another_format_is_text(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text + 2000 * " and so on")
+    assert data.load(f"text:{tmp_path / 'a.txt'}").documents("train")
 
 
 def test_a_tokenizer_that_changes_text_is_told_with_an_example(tmp_path, caplog):

@@ -1,6 +1,7 @@
 """What a file is that is not trained on as text, and what to do about it."""
 
 import codecs
+import re
 
 # Longer byte-order marks first: UTF-32's begins with UTF-16's.
 WIDE = {
@@ -23,7 +24,8 @@ POINTERS = {  # what stands for a file whose content was not fetched
     b"/annex/objects/": ("a pointer of git-annex", "run git annex get"),
     b"outs:\n- md5: ": ("a DVC pointer", "run dvc pull, and leave .dvc files out"),
 }
-MARKUP = (b"<!doctype html", b"<html")  # in lower case
+MARKUP = {b"<!doctype html": "HTML", b"<html": "HTML", b"%pdf-": "PDF", b"{\\rtf": "RTF"}
+JSON = re.compile(rb'\s*\[?\s*\{\s*"(?:[^"\\\n]|\\.)*"\s*:')
 
 
 def not_text(raw: bytes) -> tuple[str, str]:
@@ -34,8 +36,11 @@ def not_text(raw: bytes) -> tuple[str, str]:
     for start, (name, fix) in POINTERS.items():
         if raw.startswith(start):
             return name, fix
-    if raw.lstrip()[:64].lower().startswith(MARKUP):
-        return "HTML", "extract its text"
+    for mark, name in MARKUP.items():
+        if raw.lstrip()[:64].lower().startswith(mark):
+            return name, "extract its text"
+    if JSON.match(raw):
+        return "JSON", "write an object per line, in a file that ends in .jsonl"
     if raw.startswith(b"\x93NUMPY"):
         return "an array of NumPy, as of tokens", "give the text that they were made from"
     if raw[257:262] == b"ustar":

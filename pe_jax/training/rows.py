@@ -14,6 +14,7 @@ import itertools
 import json
 import mmap
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -236,7 +237,11 @@ def _delimiter(path: Path) -> str:
 @functools.lru_cache(64)
 def _header(path: Path, stamp: Any) -> list[str]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        return next(csv.reader(file, delimiter=_delimiter(path)), [])
+        names, delimiter = next(csv.reader(file, delimiter=_delimiter(path)), []), _delimiter(path)
+    if len(names) == 1 and (other := re.search(r"[;,|\t]", names[0])):
+        ends = f"its columns are separated by {delimiter!r}; write it so, or tabs to a .tsv"
+        raise ConfigError(f"data: {path}: the first line has a {other[0]!r}, and {ends}")
+    return names
 
 
 def _csv(path: Path, stamp: Any) -> Found:
