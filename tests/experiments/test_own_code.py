@@ -50,6 +50,30 @@ def test_the_files_that_an_encoding_uses_are_found(mine):
     assert own_code.digests(["mine"]) not in (found, changed)  # another file of the same name
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from mine_numbers.rates import RATE",
+        "from mine_numbers import *",
+        "def terms(): from mine_numbers.late import RATE",
+        "from functools import partial; import mine_numbers.rates as r; f = partial(r.slope)",
+        "import mine_numbers",
+    ],
+)
+def test_numbers_of_another_file_and_imports_in_functions_are_found(mine, monkeypatch, line):
+    """A number does not know where it is from."""
+    (mine / "mine_numbers").mkdir()
+    lines = {"__init__": "from .rates import RATE", "rates": "RATE = 2.0\ndef slope(): return 1"}
+    for name, text in (lines | {"late": "from . import rates\nRATE = rates.RATE"}).items():
+        (mine / "mine_numbers" / f"{name}.py").write_text(text)
+    (mine / "mine_other.py").write_text(f"import pe_jax\n{line}\nclass Other(pe_jax.Encoding): ...")
+    monkeypatch.setitem(pe_jax.ENCODINGS, "other", importlib.import_module("mine_other").Other)
+    found = own_code.digests(["other"])
+    assert {*found} - {"late.py"} == {"__init__.py", "mine_other.py", "rates.py"}
+    (mine / "mine_numbers" / "rates.py").write_text("RATE = -2.0")
+    assert own_code.digests(["other"])["rates.py"] != found["rates.py"]
+
+
 def test_a_change_between_runs_is_an_error_and_an_encoding_more_is_none():
     saved = {"code": {"mine.py": "old"}}
     for now in ({"code": {"mine.py": "old", "more.py": "new"}}, {"code": {}}, {}):

@@ -4,12 +4,14 @@ An encoding that is not of pe_jax is a class of the user's; results of two versi
 results. Its file counts, and every file of the user's that it uses.
 """
 
+import ast
 import hashlib
 import re
 import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from experiments.running.files.provenance import ROOT
@@ -27,13 +29,15 @@ def digests(patterns: Iterable[str]) -> dict[str, str]:
       patterns: config strings of encodings.
     """
     found: dict[Path, str] = {}
-    queue = [sys.modules.get(name) for pattern in patterns for name in _modules(pattern)]
+    queue = [name for pattern in patterns for name in _modules(pattern)]
     while queue:
-        module = queue.pop()
-        path = _file(module)
+        name = queue.pop()
+        path = _file(name)
         if path is not None and path not in found:
-            found[path] = hashlib.sha256(path.read_bytes()).hexdigest()
-            queue += _used(module)
+            source = path.read_bytes()
+            found[path] = hashlib.sha256(source).hexdigest()
+            others = name.rpartition(".")[0], *_used(name), *_imported(name, source)
+            queue += filter(None, others)
     named: dict[str, str] = {}
     for path, digest in sorted(found.items()):  # of one name, as __init__.py: one digest of all
         named[path.name] = hashlib.sha256(
@@ -49,20 +53,50 @@ def _modules(pattern: str) -> Iterator[str]:
             yield ENCODINGS[name].__module__
 
 
-def _file(module: types.ModuleType | None) -> Path | None:
-    """The file of a module of the user's; None for any other module."""
-    name = getattr(module, "__file__", None)
-    if name is None:
+def _file(name: str) -> Path | None:
+    """The file of a module of the user's, imported or not; None for any other module."""
+    module, spec = sys.modules.get(name), _spec(name)
+    file = getattr(module, "__file__", None) or (spec and spec.origin)
+    if file is None:
         return None
-    path = Path(name).resolve()
+    path = Path(file).resolve()
     others = any(path.is_relative_to(folder) for folder in (*OURS, *INSTALLED))
     return None if others or not path.is_file() else path
 
 
-def _used(module: types.ModuleType | None) -> Iterator[types.ModuleType | None]:
-    """The modules that names of a module come from."""
-    for value in vars(module).values() if module else ():
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a module is found; nothing is imported."""
+    if name in sys.modules:
+        return getattr(sys.modules[name], "__spec__", None)
+    outer = _spec(parent) if (parent := name.rpartition(".")[0]) else None
+    places = outer.submodule_search_locations if outer else None
+    return None if parent and not places else PathFinder.find_spec(name, places)
+
+
+def _used(name: str) -> Iterator[str]:
+    """The modules that values of a module come from, however they came there."""
+    for value in vars(sys.modules[name]).values() if name in sys.modules else ():
         if isinstance(value, types.ModuleType):
-            yield value
-        elif isinstance(name := getattr(value, "__module__", None), str):
-            yield sys.modules.get(name)
+            yield value.__name__
+        elif isinstance(module := getattr(value, "__module__", None), str):
+            yield module
+
+
+def _imported(name: str, source: bytes) -> Iterator[str]:
+    """What a module imports, in functions too: numbers and tables do not say where they are from.
+
+    Of `from a import b` it is a and a.b, which may be a module.
+    """
+    try:
+        nodes = ast.walk(ast.parse(source))
+    except SyntaxError:  # as it is now: its digest differs from the one of the start
+        return
+    spec = _spec(name)
+    package = spec.parent if spec and spec.parent else ""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            outer = package.split(".")[: 1 - node.level or None] if node.level else []
+            start = ".".join(filter(None, [*outer, node.module]))
+            yield from (start, *(f"{start}.{alias.name}" for alias in node.names))
