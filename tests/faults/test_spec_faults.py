@@ -25,6 +25,7 @@ def test_an_unknown_name_names_the_nearest(typo, nearest):
 
 def test_a_name_like_no_other_lists_those_that_are_known():
     refused(lambda: pe_jax.make("qqq"), "encoding 'qqq' is unknown; known: nope, ")
+    refused(lambda: pe_jax.make("qqq"), "pe_jax.ENCODINGS['qqq'] = its class registers your own")
     refused(lambda: pe_jax.make("nope", qqq=1), "encoding 'nope' has no field 'qqq'; it has none")
     refused(lambda: pe_jax.make("absolute"), "known: nope, ")  # no guess is better than a wild one
     refused(lambda: pe_jax.make("swin", window=7), "no field 'window'; known: height, width")

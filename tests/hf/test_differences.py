@@ -61,3 +61,9 @@ def test_an_unread_window_is_refused_unless_it_hides_nothing():
         {"sliding_window": 5, "architectures": ["LlamaForCausalLMEagle3"]},
     ):
         assert hf.encodings({**LLAMA31, **more}) == plain
+
+
+def test_the_first_llava_has_the_layers_that_it_says():
+    flat = of("llava", num_hidden_layers=3, rope_theta=5e5)
+    (encoding,) = {layer.encoding for layer in hf.encodings(flat)}
+    assert len(hf.encodings(flat)) == 3 and encoding.base == 5e5
