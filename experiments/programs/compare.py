@@ -386,7 +386,8 @@ def look(config: CompareConfig) -> None:
     workdir = Path(config.workdir)
     with one_line_errors():
         if config.cluster:
-            raise ConfigError(f"cluster={config.cluster!r}: a last look is one process; leave it out")
+            fix = "a last look is one process; leave it out"
+            raise ConfigError(f"cluster={config.cluster!r}: {fix}")
         config, (source, _), _, evaluators, about, meshes = opened(config)
         text = kept_text(config, source)
         about["looks"].append({"command": about["command"], "windows": len(text)})
