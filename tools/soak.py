@@ -2,9 +2,10 @@
 
     python -m tools.soak --minutes=10 --json=runs/soak.json
 
-Every process of a run but the last ends with `kill -9`: while it starts, trains or saves. Then the
-SHA-256 of parameters, optimizer and counts must be that of a run that was never killed, and the
-metrics must be the same rows, each once. Exit status 1 if they are not.
+Every process of a run but the last gets a signal, `kill -9` half of the time: while it starts,
+trains or saves. It must end within `PATIENCE` seconds. Then the SHA-256 of parameters, optimizer
+and counts must be that of a run that was never killed, and the metrics must be the same rows, each
+once. Exit status 1 if they are not.
 """
 
 import collections
@@ -36,6 +37,8 @@ from pe_jax.validation import ConfigError
 from tools import trainer_process
 
 STEPS, SAVE_EVERY = 60, 5
+SIGNALS = (signal.SIGKILL,) * 4 + (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+PATIENCE = 30  # seconds until a process must have ended, saved or not
 LATE = 0.1  # seconds at most from the awaited moment to the kill: a save takes about as long
 CONFIG = Path(__file__).parents[1] / "configs" / "train.py"
 SMALL = {  # dropout, random positions and packing: their random state must be restored exactly
@@ -127,14 +130,15 @@ def written(workdir: Path) -> int:
 
 @dataclasses.dataclass
 class Life:
-    """A killed process: what it was doing, and how many unsaved steps it had done."""
+    """A process that got a signal: what it was doing, and how many unsaved steps it had done."""
 
     moment: str
     lost: int
+    signal: str
 
 
 def live(flags: list[str], workdir: Path, log: Path, draw: random.Random) -> Life | None:
-    """Starts or continues a run and kills it at a random moment; None if it finished before.
+    """Starts or continues a run and ends it at a random moment; None if it finished before.
 
     Raises:
       RuntimeError: it failed by itself.
@@ -151,15 +155,19 @@ def live(flags: list[str], workdir: Path, log: Path, draw: random.Random) -> Lif
     while process.is_alive() and not reached():
         time.sleep(0.001)
     time.sleep(0 if aim == "start" else draw.uniform(0, LATE))
-    process.kill()
-    process.join()
+    number = draw.choice(SIGNALS)
+    with contextlib.suppress(ProcessLookupError):  # it has finished
+        os.kill(process.pid or 0, number)
+    process.join(PATIENCE)
     if process.exitcode == 0:
         return None
-    if process.exitcode != -signal.SIGKILL:
-        raise RuntimeError(_ended(process.exitcode, log))
+    if process.exitcode not in (-number, 128 + number):
+        process.kill()
+        raise RuntimeError(f"after {number.name}: {_ended(process.exitcode, log)}")
     trained = written(workdir) > rows_before
     moment = "saving" if unfinished(workdir) - saves else "training" if trained else "starting"
-    return Life(moment, max(last_logged(workdir) - last_saved(workdir), 0) if trained else 0)
+    lost = max(last_logged(workdir) - last_saved(workdir), 0) if trained else 0
+    return Life(moment, lost, number.name)
 
 
 def finish(flags: list[str], log: Path) -> None:
@@ -183,7 +191,7 @@ def one_run(folder: Path, data: Path, kills: int, draw: random.Random, until: fl
         if life is None:
             break
         lives.append(life)
-        logging.info("kill %d: %s, %d steps lost", len(lives), life.moment, life.lost)
+        logging.info("%s %d: %s, %d steps lost", life.signal, len(lives), life.moment, life.lost)
     finish(flags, log)
     return lives
 
@@ -222,6 +230,7 @@ def figures(unkilled: Path, runs: list[Path], lives: list[Life]) -> dict[str, An
         "runs": len(runs),
         "kills": len(lives),
         "kills_by_moment": dict(collections.Counter(life.moment for life in lives)),
+        "kills_by_signal": dict(collections.Counter(life.signal for life in lives)),
         "resumes": len(lives),
         "save_every": SAVE_EVERY,
         "steps_lost_most": max(lost, default=0),
