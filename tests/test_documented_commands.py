@@ -51,6 +51,7 @@ def test_a_documented_command_starts(case, monkeypatch, capfd):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(launch, "check_writable", lambda _: None)
     monkeypatch.setattr(launch, "keep_programs", lambda: None)
+    monkeypatch.setattr(launch.ray_nodes, "leave_to_cluster", lambda _: None)
     begun: list = []
     ended = status(lambda: start(program, begun.append), *arguments)
     assert ended is None and len(begun) == 1, capfd.readouterr().err

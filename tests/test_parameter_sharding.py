@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 import pe_jax
+from pe_jax.encodings.registry import format_encoding
 from pe_jax.models.vit import ViT
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
@@ -25,7 +26,7 @@ def model(name: str, images: bool):
     causal = given.pop("causal", True) and not images
     if images and name == "t5":
         given["bidirectional"] = True
-    spec = f"{name}({', '.join(f'{field}={value!r}' for field, value in given.items())})"
+    spec = format_encoding(pe_jax.make(name, **given))
     options = {"bias": True, "gated": True, "qk_norm": True, "norm": "layer", "tied": False}
     options |= {"block": "around", "embed_norm": True}
     config = tiny.config(spec, width=4 * HEAD, causal=causal, **options)

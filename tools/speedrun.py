@@ -32,7 +32,7 @@ from pe_jax.validation import ConfigError
 
 ENTRIES, PAGE = ROOT / "docs" / "speedrun", ROOT / "docs" / "speedrun.md"
 BEGIN, END = "<!-- entries: begin -->\n", "<!-- entries: end -->"
-FREE = ("workdir", "encodings", "baseline", "reference", "workers", "devices", "mesh")
+FREE = ("workdir", "encodings", "baseline", "reference", "workers", "devices", "cluster", "mesh")
 ADDED = {
     "eval": ("kept",),
     "model": ("attention_cap", "attention_scale", "bias_of", "block", "embed_norm", "embed_scale")
