@@ -36,6 +36,8 @@ DIFFERENCES = {  # from transformers, on purpose, by their tests in tests/hf/tes
     " or of a draft head)",
     "test_the_first_llava_has_the_layers_that_it_says": "sizes and RoPE of the text next to the"
     " config's own keys, as the first LLaVA has them: read; transformers takes its defaults",
+    "test_a_long_text_of_phi_moe_has_the_long_factors": "a text of Phi-3.5-MoE beyond 4,096 tokens:"
+    " its `long_factor` and `long_mscale`; transformers 5.24 takes `short_factor` with the latter",
 }
 
 

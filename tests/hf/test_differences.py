@@ -1,5 +1,7 @@
 """Where `pe_jax.hf` reads otherwise than transformers, on purpose: the list of docs/cookbook.md."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pe_jax
@@ -67,3 +69,19 @@ def test_the_first_llava_has_the_layers_that_it_says():
     flat = of("llava", num_hidden_layers=3, rope_theta=5e5)
     (encoding,) = {layer.encoding for layer in hf.encodings(flat)}
     assert len(hf.encodings(flat)) == 3 and encoding.base == 5e5
+
+
+def test_a_long_text_of_phi_moe_has_the_long_factors():
+    """Their forward pass asks for the frequencies without the length."""
+    scaling = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    scaling |= {"short_mscale": 1.25, "long_mscale": 1.5, "original_max_position_embeddings": 64}
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 256}
+    config = of("phimoe", **sizes, rope_theta=1e4, rope_scaling=scaling)
+    (encoding,) = {layer.encoding for layer in hf.encodings(config)}
+    x = jnp.ones((1, 1, 1, 8))
+    for length, factor, gain in ((64, 1.0, 1.25), (65, 2.0, 1.5)):
+        q, _ = pe_jax.rotate(encoding.at_length(length), x, x, jnp.array([40]))
+        angles = 40 / factor / 1e4 ** (np.arange(0, 8, 2) / 8)
+        cos, sin = np.cos(angles), np.sin(angles)
+        want = gain * np.concatenate([cos - sin, cos + sin])
+        np.testing.assert_allclose(q.ravel(), want, rtol=1e-5, atol=1e-5)
