@@ -111,8 +111,8 @@ def share(config: Sweep, nodes: list[dict[str, float]]) -> Share:
     variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     each = 1 if config.devices == "one" else min(counts)
     devices = each
-    if kind == "CPU":  # else each process has a thread for every core
-        variables |= {"JAX_PLATFORMS": "cpu", "NPROC": str(each)}
+    if kind == "CPU":  # the last bits of a result depend on the number of threads: the head's
+        variables |= {"JAX_PLATFORMS": "cpu", "NPROC": str(cores())}
         devices = int(os.environ.get("JAX_NUM_CPU_DEVICES", 1))
     if config.devices == "all":
         return Share({kind: each}, variables, 1, len(counts), devices)
