@@ -36,10 +36,10 @@ class Moments(random.Random):
 
     def __init__(self):
         super().__init__(2)
-        self.aims = iter(("step", "save"))
+        self.chosen = iter(("step", signal.SIGKILL, "save", signal.SIGKILL))
 
     def choice(self, _):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return next(self.aims)
+        return next(self.chosen)
 
     def randint(self, _, most):  # pyright: ignore[reportIncompatibleMethodOverride]
         return most
