@@ -192,7 +192,7 @@ def test_without_a_core_or_without_ray_it_says_what_to_do(monkeypatch):
         ray_nodes.share(Sweep(cluster="ray"), [{"memory": 1.0}])
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'pe_jax\[cluster\]'"):
-        ray_nodes.library()
+        ray_nodes.ray_module()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_without_a_cluster_it_says_what_to_do(monkeypatch, cause, words):
 
     errors = types.SimpleNamespace(RayError=OSError)
     ray = types.SimpleNamespace(is_initialized=lambda: False, init=init, exceptions=errors)
-    monkeypatch.setattr(ray_nodes, "library", lambda: ray)
+    monkeypatch.setattr(ray_nodes, "ray_module", lambda: ray)
     monkeypatch.setattr(os, "environ", {**os.environ})
     with pytest.raises(ConfigError, match=words):
         ray_nodes.connect(Sweep(cluster="ray"))
@@ -214,7 +214,7 @@ def test_without_a_cluster_it_says_what_to_do(monkeypatch, cause, words):
 def test_a_local_cluster_has_a_token_of_its_own(monkeypatch):
     monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled"})
     ray = types.SimpleNamespace(is_initialized=lambda: True)
-    monkeypatch.setattr(ray_nodes, "library", lambda: ray)
+    monkeypatch.setattr(ray_nodes, "ray_module", lambda: ray)
     ray_nodes.connect(Sweep(cluster="local"))
     assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
     assert os.environ["RAY_AUTH_MODE"] == "disabled"  # the user's word is kept
@@ -228,7 +228,7 @@ def test_a_process_that_is_lost_at_every_start_is_given_up(monkeypatch):
     call = types.SimpleNamespace(remote=lambda *_: None)
     process = types.SimpleNamespace(ready=call, address=call)
     ray = types.SimpleNamespace(wait=lambda calls, **_: (calls, []), kill=lambda _: None)
-    monkeypatch.setattr(cluster, "library", lambda: ray)
+    monkeypatch.setattr(cluster, "ray_module", lambda: ray)
     monkeypatch.setattr(cluster, "told", lost)
     slot = cluster.Remote(lambda: begun.append(1) or [process])
     assert not slot.ready(lambda: True) and len(begun) == 1 + TRIES

@@ -79,10 +79,10 @@ def moved(rest, path, key, value):
         yield place, replaced(rest, tuple(place.split(".")), **{key: value})
     beside = {"model_type": "a_vl", "text_config": rest}
     yield "beside the text", {**beside, key: value}
-    yield "in a part beside it", {**beside, "extra_config": {key: value}}
+    yield "in another part", {**beside, "extra_config": {key: value}}
     between = {"model_type": "a_thinker", key: value, "text_config": rest}
     yield "between it and the whole", {"model_type": "a_omni", "thinker_config": between}
-    yield "in a part per layer", {**rest, "block_configs": [{}, {"attention": {key: value}}]}
+    yield "in a part of each layer", {**rest, "block_configs": [{}, {"attention": {key: value}}]}
 
 
 def every_type():

@@ -38,7 +38,7 @@ class Share(NamedTuple):
     devices: int
 
 
-def library() -> Any:
+def ray_module() -> Any:
     """Ray; ConfigError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -65,7 +65,7 @@ def connected(config: Sweep) -> Share:
       ConfigError: Ray is not installed, no cluster is running, or it has no devices.
     """
     connect(config)
-    return share(config, [node["Resources"] for node in library().nodes() if node["Alive"]])
+    return share(config, [node["Resources"] for node in ray_module().nodes() if node["Alive"]])
 
 
 def connect(config: Sweep) -> None:
@@ -76,7 +76,7 @@ def connect(config: Sweep) -> None:
     """
     for name, value in SETTINGS[config.cluster].items():  # which Ray reads when it is imported
         os.environ.setdefault(name, value)
-    ray = library()
+    ray = ray_module()
     if ray.is_initialized():
         return
     if config.cluster == "local":

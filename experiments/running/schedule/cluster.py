@@ -35,7 +35,7 @@ from experiments.running.files.manifest import PACKAGES
 from experiments.running.files.provenance import commit, environment, versions
 from experiments.running.process import distributed, signals
 from experiments.running.process.errors import Refused
-from experiments.running.process.ray_nodes import Share, connected, library
+from experiments.running.process.ray_nodes import Share, connected, ray_module
 from experiments.running.schedule.pending import Begun, Place
 from experiments.running.schedule.work import TRIES, Lost, Run, Work, Worker, do, one_line
 from pe_jax.training.metrics import Progress
@@ -148,7 +148,7 @@ class Host:
         """A free one, where the processes of a run meet."""
         with socket.socket() as free:
             free.bind(("", 0))
-            return f"{library().util.get_node_ip_address()}:{free.getsockname()[1]}"
+            return f"{ray_module().util.get_node_ip_address()}:{free.getsockname()[1]}"
 
     def ready(self, coordinator: str) -> dict:
         """Starts the program: the environment here, once it has opened its data.
@@ -255,7 +255,7 @@ class Remote:
 
     def _renew(self) -> None:
         for process in self.processes:
-            library().kill(process)
+            ray_module().kill(process)
         self.where, self.processes = "", self.begin()
         coordinator = self.processes[0].address.remote()
         self.arriving = [process.ready.remote(coordinator) for process in self.processes]
@@ -270,7 +270,7 @@ class Remote:
         """
         until, left = time.monotonic() + 60 * MINUTES, TRIES
         while not self.where and needed() and left and time.monotonic() < until:
-            done, _ = library().wait(self.arriving, num_returns=len(self.arriving), timeout=POLL)
+            done, _ = ray_module().wait(self.arriving, num_returns=len(self.arriving), timeout=POLL)
             try:
                 found = [told(arrived) for arrived in done]
                 if len(found) == len(self.processes):
@@ -305,7 +305,7 @@ class Remote:
         reports, answers = first.reports.remote(), dict[Any, Answer]()
         while len(answers) < len(calls):
             waiting = [call for call in calls if call not in answers]
-            for done in library().wait([*waiting, reports], timeout=POLL)[0]:
+            for done in ray_module().wait([*waiting, reports], timeout=POLL)[0]:
                 found = told(done)
                 if done is not reports:
                     answers[done], found = found, found.reports
@@ -331,7 +331,7 @@ def told(call: Any) -> Any:
     Raises:
       Lost: the process is gone.
     """
-    ray = library()
+    ray = ray_module()
     try:
         return ray.get(call)
     except ray.exceptions.RayTaskError as error:
@@ -368,7 +368,7 @@ def slots(program: Callable[[Any], Any], config: Sweep, manifest: dict) -> Itera
         yield remotes
     finally:
         for process in [process for remote in remotes for process in remote.processes]:
-            library().kill(process)
+            ray_module().kill(process)
 
 
 def starter(
@@ -388,7 +388,7 @@ def starter(
         sys.path,
         {name: file for name, file in files.items() if file},
     )
-    ray, count = library(), share.processes
+    ray, count = ray_module(), share.processes
     resources = dict(share.resources)
     options: dict[str, Any] = {
         "max_concurrency": 4,
