@@ -12,7 +12,7 @@ per scheme; `spec` writes the string that `parse` reads; `hf` reads whole Huggin
 `positions` are for packed rows, grids and augmentation, `graphs` for nodes; `cache` decodes token
 by token; `masks` are for prefixes, trees and chunks; `nnx` and `linen` have an encoding as a
 module, `adapters` are for Flax's own attention; `naive` and `reference` to test against. Memory is
-in proportion to the length, except for DAPE and PaTH, which only the dense engine has.
+in proportion to the length, except for PaTH, which only the dense engine has.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from pe_jax.encodings.terms import (
     Input,
     Mask,
     PairBias,
+    PairRescore,
     PathProduct,
     QueryBias,
     RelativeKeys,
@@ -33,7 +34,6 @@ from pe_jax.encodings.terms import (
     RelativeState,
     RelativeValues,
     Rotation,
-    RowRescore,
     RowSum,
     Scale,
     Sink,
@@ -72,7 +72,7 @@ __all__ = [
     "RelativeState",
     "RelativeValues",
     "Rotation",
-    "RowRescore",
+    "PairRescore",
     "RowSum",
     "Scale",
     "Sink",

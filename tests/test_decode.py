@@ -23,7 +23,6 @@ from pe_jax.encodings.terms import (
     RelativeQueries,
     RelativeState,
     Rotation,
-    RowRescore,
     RowSum,
     Term,
     TokenBias,
@@ -138,7 +137,7 @@ def test_a_cache_holds_what_the_terms_need(case):
 
 
 # need whole rows of scores, a bias of each row's own position, or a factor for each channel
-WHOLE = (PathProduct, RowRescore, PairBias, ChannelDecay)
+WHOLE = (PathProduct, PairBias, ChannelDecay)
 
 
 @pytest.mark.parametrize("case", [c for c in CAUSAL if not terms(c, *WHOLE)], ids=str)

@@ -176,6 +176,10 @@ MATRIX = {
             ("stick_breaking(attend_current=True)+rope+t5+fox", "length", {"length": 100}),
         )
     },
+    # Scores of all heads of a pair.
+    "all heads": on("tiles", "dape(hidden=5)", **PACKED, logit_cap=2.0, **DROPOUT),
+    "all heads, biases": on("tiles, oblong", f"{T5}+dape(hidden=5)+alibi", length=100),
+    "all heads, pairs, sums": on("tiles", "fire(width=3)+dape(hidden=5)+cope(positions=6)"),
     # Kernels of JAX: biases of keys and products in further channels.
     "alone": on(f"{STOCK}", "nope", **ALONE, **ALL),
     "row sums alone": on("gpu tpu", "shaw(clip=3)", lse="alone"),

@@ -239,7 +239,7 @@ def reached(index, *, causal, window, ids):
 # Memory.
 
 DEBERTA = "deberta(buckets=4,max_distance=7)"
-LONG = [("t5+shaw", False), (f"{DEBERTA}+transformer_xl", False), ("t5", True)]
+LONG = [("t5+shaw", False), (f"{DEBERTA}+transformer_xl", False), ("t5", True), ("dape", False)]
 SQUARE = Tiled(TileSizes(64, 64, group=(1, 2)))
 
 

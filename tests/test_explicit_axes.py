@@ -16,7 +16,6 @@ from pe_jax.encodings.terms import (
     PairBias,
     PathProduct,
     Rotation,
-    RowRescore,
 )
 from tests import util
 from tests.contract.laws import FIRST
@@ -61,7 +60,7 @@ TRACED = [
 ] + [  # what tiles do follows from the kinds of terms
     pytest.param("tiled", case, marks=() if case in OF_KINDS else pytest.mark.slow)
     for case in CASES
-    if not util.terms(case.encoding, PathProduct, RowRescore)
+    if not util.terms(case.encoding, PathProduct)
 ]
 
 

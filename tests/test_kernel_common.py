@@ -27,7 +27,7 @@ def refusal(kernel, spec, **options):
     "spec, options, why",
     [
         ("cope", {}, "it has no RowSum"),
-        ("dape", {}, "it has no RowRescore"),
+        ("dape", {}, "it has no PairRescore"),
         ("alibi+rerope", {}, "it has no Rotation with several views of each token"),
         ("nope", {"window": 4, "sinks": 1}, "it has no attention sinks of a window"),
     ],

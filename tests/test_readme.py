@@ -92,7 +92,7 @@ def test_engines_are_those_that_run_the_scheme():
         "fire": everywhere,
         "rope_2d": everywhere,
         "cope": ("dense", "tiled", "decode"),
-        "dape": ("dense", "decode"),
+        "dape": ("dense", "tiled", "decode"),
     }
 
 

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import pe_jax
 from pe_jax import positions as pos
-from pe_jax.encodings.terms import PathProduct, RowRescore, RowSum, Sink
+from pe_jax.encodings.terms import PathProduct, RowSum, Sink
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded.layout import BlockPermuted
 from pe_jax.engines.sharded.ring import hops as count_hops
@@ -25,7 +25,7 @@ from tests.util import DIMS, SINGLE, SUMS, B, Case, H, assert_close, noise
 
 T = 48  # on four devices: twelve tokens each, in four tiles of three
 IDS = np.repeat(np.int32([[0, 1, 2, -1], [3, 4, 4, -1]]), [9, 8, 20, 11], axis=1)
-CASES = [c for c in SINGLE + SUMS if not util.terms(c.encoding, PathProduct, RowRescore, RowSum)]
+CASES = [c for c in SINGLE + SUMS if not util.terms(c.encoding, PathProduct, RowSum)]
 SLOW = pytest.mark.slow
 BOTH = "t5(num_buckets=8,max_distance=6,bidirectional=True)"
 

@@ -15,14 +15,13 @@ from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from tests.calls import T5, mesh
 from tests.test_ring import IDS, case_of, check
-from tests.util import B, H, T
+from tests.util import H, T
 
 
 @pytest.mark.parametrize("spec", [f"{T5}+rope", "fox", "dape"])
 def test_devices_that_share_rows_are_one_forward_and_backward(spec):
     """Gradients of tables add up over the devices."""
-    rows = (None, RowSharded(mesh(data=B), ("data",))) if spec == "dape" else "rows"
-    check(case_of(spec), rows, q_segments=IDS)
+    check(case_of(spec), "rows", q_segments=IDS)
 
 
 @pytest.mark.parametrize("spec", ["alibi", "rope", "t5"])

@@ -233,14 +233,6 @@ def test_a_bias_that_hides_what_is_far_leaves_the_rest_exact(far):
     assert_close(got, want, 2e-5)
 
 
-def test_a_kind_that_reads_whole_rows_is_refused_by_name():
-    (encoding,) = pe_jax.parse("dape")
-    terms = encoding.terms(util.random_params(encoding, DIMS), DIMS)
-    q = jnp.zeros((1, 8, H, E))
-    with pytest.raises(ValueError, match="the tiled engine has no RowRescore"):
-        pe_jax.attention(q, q, q, terms=terms, implementation=TILES)
-
-
 @kinds.kind
 class Echo(kinds.ScoreTerm):
     """A kind from outside: it reads vectors after rotations, and says nothing of distances."""

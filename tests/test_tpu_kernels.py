@@ -23,7 +23,7 @@ from jax.experimental import topologies
 import pe_jax
 from experiments.measuring.workloads import SPECS
 from pe_jax.encodings.base import abstract_terms
-from pe_jax.encodings.terms import PairBias, PathProduct, RowRescore, select
+from pe_jax.encodings.terms import PairBias, PathProduct, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels.tpu import engine, shear, splash
 from pe_jax.engines.kernels.tpu import operands as plans
@@ -135,7 +135,7 @@ def test_what_the_engine_cannot_run_has_a_reason():
         {"q_index": np.arange(64)[::-1], "k_index": np.arange(64)},
     )
     assert reason("self_extend") == "it has no Rotation with several views of each token"
-    assert reason("dape+fire") == "it has no RowRescore"
+    assert reason("dape+fire") == "it has no PairRescore"
     assert reason("fire") is reason("transformer_xl", 4096) is reason("deberta+rope") is None
     assert "same tokens" in reason("rope", **order)
     assert "explicit positions" in reason("shaw", q_positions=elsewhere)
@@ -196,8 +196,7 @@ LENGTHS = (16384, 32768)
 TILED = [  # whole rows of scores are dense; several axes need positions of their own
     name
     for name, scheme in pe_jax.ENCODINGS.items()
-    if scheme().claims.axes == 1
-    and not select(abstract_terms(scheme(), util.DIMS), PathProduct, RowRescore)
+    if scheme().claims.axes == 1 and not select(abstract_terms(scheme(), util.DIMS), PathProduct)
 ]
 NEAR = 128 * 2**20  # bytes of temporaries that may live beside the cores of a v5e, not counted
 

@@ -23,7 +23,6 @@ from pe_jax.encodings.terms import (
     DistanceTerm,
     PathProduct,
     Rotation,
-    RowRescore,
     Term,
     is_absolute,
     select,
@@ -243,7 +242,7 @@ def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Ar
     enc = case.encoding
     if options["implementation"] == "tiled":
         options["implementation"] = UNGROUPED if positions is None else TILED
-    if terms(enc, RowRescore, PathProduct):
+    if terms(enc, PathProduct):
         options["implementation"] = "dense"
     if adds_to_input(enc, DIMS):
         places = per_segment(segments) if positions is None else positions

@@ -43,7 +43,7 @@ ENTERS = {  # kind of term → where positions come in
     kinds.TokenBias: "bias from the input",
     kinds.PathProduct: "q · key, through all tokens between",
     kinds.RowSum: "sums along the row",
-    kinds.RowRescore: "scores of all heads",
+    kinds.PairRescore: "scores of all heads",
     kinds.Unnormalized: "no softmax",
     kinds.Sink: "the softmax's sum",
 }

@@ -416,7 +416,7 @@ def _expresses(engine: str, name: str, length: int, dims: Dims) -> bool:
     encoding = scheme(name, length)
     terms = abstract_terms(encoding, dims)
     if engine in (NAIVE, NAIVE_CUDNN):  # one product and a bias
-        rowwise = kinds.select(terms, kinds.Unnormalized, kinds.ChannelDecay)
+        rowwise = kinds.select(terms, kinds.Unnormalized, kinds.ChannelDecay, kinds.PairRescore)
         return kinds.views(terms) is None and not (kinds.sums_rows(terms) or rowwise)
     if engine in IN_TORCH:  # a bias of the distance, or NoPE
         biases = kinds.select(terms, kinds.DistanceBias, kinds.DistanceFormula, kinds.Scale)

@@ -13,23 +13,34 @@ import jax.numpy as jnp
 
 from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Encoding
-from pe_jax.encodings.terms import RowRescore
+from pe_jax.encodings.terms import PairRescore
 
 
-def adapt(scores: jax.Array, bias: jax.Array, w1, b1, w2, b2) -> jax.Array:
+def adapt(scores: jax.Array, bias: jax.Array | None, w1, b1, w2, b2) -> jax.Array:
     """f([A, B]): float32 [B, H, T, S].
 
     Args:
       scores: A, float32 [B, H, T, S].
-      bias: B, float32 [B, H, T, S].
+      bias: B, float32 [B, H, T, S]; None: B = 0.
       w1: [2H, M].
       b1: [M].
       w2: [M, H].
       b2: [H].
     """
-    stacked = jnp.concatenate([scores, bias], axis=1)
-    hidden = jax.nn.leaky_relu(jnp.einsum("bgts,gm->bmts", stacked, w1) + b1[None, :, None, None])
-    return jnp.einsum("bmts,mh->bhts", hidden, w2) + b2[None, :, None, None]
+    batch, heads, *pairs = scores.shape
+
+    def by_head(x):  # [H, pairs]: products of two matrices, which XLA computes fast on a CPU
+        return jnp.swapaxes(x, 0, 1).reshape(heads, -1)
+
+    def product(w, x):
+        return jnp.einsum("gm,gn->mn", w, x)
+
+    inputs = by_head(scores)
+    if bias is not None:
+        inputs = jnp.concatenate([inputs, by_head(bias)])
+    hidden = jax.nn.leaky_relu(product(w1[: len(inputs)], inputs) + b1[:, None])
+    out = product(w2, hidden) + b2[:, None]
+    return jnp.swapaxes(out.reshape(heads, batch, *pairs), 0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +63,9 @@ class DAPE(Encoding):
         return layers
 
     def terms(self, params, dims):
-        return (RowRescore(rescore, params.layer),)
+        return (PairRescore(rescore, params.layer),)
 
 
-def rescore(arrays, scores, bias, q, visible):
+def rescore(arrays, scores, bias):
     """f([A, B])."""
     return adapt(scores, bias, **arrays)

@@ -46,7 +46,7 @@ def _by_key_head(x: jax.Array, k: jax.Array) -> jax.Array:
 
 PAIRS = (  # what any engine of blocks does with a term
     *(kinds.AroundEngine, kinds.ScoreTerm, kinds.ProductTerm, kinds.RelativeValues),
-    *(kinds.RowRescore, kinds.Mask, kinds.TracedScalars),
+    *(kinds.PairRescore, kinds.Mask, kinds.TracedScalars),
 )
 
 
@@ -95,8 +95,8 @@ def scores(
       terms: what the encoding adds.
       q: the queries, with the states that `prepare` gives.
       k: the keys.
-      pairs: which pairs are visible, bool [B or 1, H or 1, T, S]; read by sums along rows, by
-        terms of whole rows, and by the cap. None: all.
+      pairs: which pairs are visible, bool [B or 1, H or 1, T, S]; read by sums along rows and by
+        the cap. None: all.
       lines: for each term a `Line` of the block, or None; None: none has one.
       bias: a further bias.
       before: for each `RowTerm` what the block on the right carries, [B, H, T, carry].
@@ -128,8 +128,8 @@ def scores(
             s = s + scale * added
         else:
             bias = added if bias is None else bias + added
-    rescores = kinds.select(terms, kinds.RowRescore)
-    rescored = [term.rescore(s, bias, q, scale, pairs) for term in rescores]
+    rescores = kinds.select(terms, kinds.PairRescore)
+    rescored = [term.rescore(s, bias) for term in rescores]
     for added in (bias, *rescored):
         s = s if added is None else s + added
     cap = spec.cap_of(terms)

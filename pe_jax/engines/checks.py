@@ -498,6 +498,6 @@ def _booleans(mask: jax.Array) -> tuple[jax.Array, jax.Array | None]:
 
 def some_heads(terms: tuple, dropout: Dropout | None, heads_axis: str) -> tuple[Term, ...]:
     """The terms for this device's heads, where devices along a mesh axis share the heads."""
-    for unsupported in (*select(terms, kinds.RowRescore), *([] if dropout is None else [dropout])):
+    for unsupported in (*select(terms, kinds.PairRescore), *([] if dropout is None else [dropout])):
         raise ValueError(f"heads_axis={heads_axis!r}: {type(unsupported).__name__} needs all heads")
     return tuple(term.for_heads(HeadsOfDevice(heads_axis)) for term in terms)

@@ -1,20 +1,15 @@
 """DAPE against arXiv 2405.14722, §3.2."""
 
-import logging
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pe_jax
 from pe_jax import naive
-from pe_jax.engines import dispatch
 from tests import util
 from tests.contract import test_decoding, test_engines
 from tests.encodings.common import (
     DIMS,
-    HEAD_DIM,
     HEADS,
     attend,
     average,
@@ -49,7 +44,7 @@ def test_a_network_that_says_nothing_leaves_the_bias_below():
 def test_with_a_bias_below_it_decodes_and_keeps_documents_apart():
     case = util.Case("alibi+dape", pe_jax.parse("alibi+dape(hidden=5)")[0])
     test_decoding.decodes(case, util.contiguous(util.B, util.T), contiguous=True)
-    test_engines.test_packed_equals_separate.hypothesis.inner_test(case, cut=5, how="dense")
+    test_engines.test_packed_equals_separate.hypothesis.inner_test(case, cut=5, how="tiled")
 
 
 def test_it_begins_as_the_authors_layers_do():
@@ -63,18 +58,3 @@ def test_it_begins_as_the_authors_layers_do():
     for name, x in layer.items():
         most = (2 * HEADS if name[1] == "1" else 5) ** -0.5
         assert most / 3 < np.abs(x).max() <= most
-
-
-def test_none_takes_the_dense_engine_and_says_what_it_costs(caplog):
-    dispatch._log.cache_clear()
-    q, params = jnp.zeros((1, 600, HEADS, HEAD_DIM)), random_params(DAPE)
-    for engine in ("tiled", "fused", "tpu"):
-        with pytest.raises(ValueError, match=f"{engine}.*DAPE needs whole rows of scores.*'dense'"):
-            pe_jax.attention(q, q, q, encoding=DAPE, params=params, implementation=engine)
-    with caplog.at_level(logging.INFO, "pe_jax"):
-        for length in (12, 600):
-            x = q[:, :length]
-            jax.eval_shape(lambda x: pe_jax.attention(x, x, x, encoding=DAPE, params=params), x)
-    small, large = caplog.records
-    assert small.levelname == "INFO" and large.levelname == "WARNING"
-    assert "DAPE: dense, O(L²) memory: it needs whole rows of scores" in large.getMessage()

@@ -180,8 +180,8 @@ ATTENTION: Calls = [
     (attend(implementation="fused"), "'fused': it needs a GPU", "a CPU", "'tiled'"),
     (attend(implementation="tpu"), "'tpu': it needs a TPU", "a CPU", "'tiled'"),
     (
-        attend(encoding=pe_jax.make("dape"), implementation="tiled"),
-        "DAPE needs whole rows",
+        attend(encoding=pe_jax.make("path"), x=X, implementation="tiled"),
+        "PaTH needs whole rows",
         "'dense'",
     ),
     (attend(implementation=Tiled), "implementation=<class", "unknown"),

@@ -7,7 +7,7 @@
              + DistanceFormula + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
              + RowSum                                    (from sums of gates along the row)
-             + RowRescore                                             (from whole rows of scores)
+             + PairRescore                                  (from the scores of all heads of a pair)
     score  = logit_cap·tanh(score / logit_cap), where every Mask leaves the pair visible
     out    = dropout(weights)·v' + Σ weights·RelativeValues, times σ(lse - Sink) or Unnormalized
     out    = ValueRotation(out), by the query's position
@@ -40,13 +40,13 @@ from pe_jax.encodings.terms.distances import (
 )
 from pe_jax.encodings.terms.rows import (
     PathProduct as PathProduct,
-    RowRescore as RowRescore,
     RowSum as RowSum,
 )
 from pe_jax.encodings.terms.scores import (
     ChannelDecay as ChannelDecay,
     DistanceFormula as DistanceFormula,
     PairBias as PairBias,
+    PairRescore as PairRescore,
     TokenBias as TokenBias,
     TokenProduct as TokenProduct,
 )

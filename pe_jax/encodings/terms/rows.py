@@ -18,7 +18,6 @@ from pe_jax.encodings.terms.term import (
     RowTerm,
     Side,
     State,
-    Term,
     Tokens,
     halves,
     kind,
@@ -175,25 +174,3 @@ def _order(rows: Tokens, columns: Tokens, least: int) -> jax.Array:
     if rows.segments is not None and columns.segments is not None:
         pairs = pairs & (rows.segments[:, :, None] == columns.segments[:, None])
     return pairs[:, None]
-
-
-@kind
-class RowRescore(Term):
-    """Added to scores, computed from whole rows of them: O(T·S) memory, dense engine only.
-
-    `fn(arrays, scores, bias, q, visible)` gives float32 [B, H, T, S] from the scaled products
-    without biases, the sum of all biases (which is added too), the queries before rotations times
-    the scale [B, H, T, E], and which pairs are visible (bool [B or 1, H or 1, T, S]).
-    """
-
-    whole_rows = True
-    reads_raw = "q"
-
-    fn: Callable = static()
-    arrays: Any = None
-
-    def rescore(self, scores: Any, bias: Any, q: Side, scale: float, pairs: Any) -> jax.Array:
-        """What it adds to scores [B, H, T, S], from them and the sum of all biases or None."""
-        bias = jnp.broadcast_to(jnp.asarray(0 if bias is None else bias, jnp.float32), scores.shape)
-        raw = scale * q.raw.astype(jnp.float32)
-        return self.fn(self.arrays, scores, bias, raw, pairs)

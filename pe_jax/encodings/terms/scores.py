@@ -19,6 +19,7 @@ from pe_jax.encodings.terms.term import (
     ScoreTerm,
     Side,
     State,
+    Term,
     halves,
     kind,
     static,
@@ -225,3 +226,23 @@ class TokenProduct(ScoreTerm):
         rows, columns = halves(self.state, states)
         exact = jax.lax.Precision.HIGHEST
         return jnp.einsum("...tc,...sc->...ts", rows, columns, precision=exact)
+
+
+@kind
+class PairRescore(Term):
+    """Added to the scores of a pair, computed from those of all its heads.
+
+    `fn(arrays, scores, bias)` gives float32 [B, H, T, S] from the scaled products without biases
+    and the sum of all biases (which is added too) or None, both [B, H, T, S]; pair by pair, as a
+    tile has some pairs only.
+    """
+
+    all_heads = True
+
+    fn: Callable = static()
+    arrays: Any = None
+
+    def rescore(self, scores: jax.Array, bias: Any) -> jax.Array:
+        """What it adds to scores [B, H, T, S], from them and the sum of all biases or None."""
+        bias = None if bias is None else jnp.broadcast_to(bias, scores.shape)
+        return self.fn(self.arrays, scores, bias)

@@ -80,12 +80,13 @@ class Term:
     * `RowTerm` adds sums along a row; `ProductTerm` replaces q·k;
     * `Rotates` maps vectors by positions; `ResultTerm` changes the output.
 
-    `Mask`, `RowRescore` and `RelativeValues` are kinds that take any function. Kernels support only
-    the kinds of this package; engines refuse a term without a protocol.
+    `Mask`, `PairRescore` and `RelativeValues` are kinds that take any function. Kernels support
+    only the kinds of this package; engines refuse a term without a protocol.
     """
 
     whole_rows: ClassVar[bool] = False  # it needs all scores of a row at once: dense engine only
     by_head: ClassVar[bool] = True  # axis 0 of its arrays is heads; a head needs its entry alone
+    all_heads: ClassVar[bool] = False  # it reads the scores of all heads of a pair
     reads_raw: str = ""  # the side that it reads before rotations: "q" or "k"
     state: "State | None" = None  # for kinds that read each token's state
 

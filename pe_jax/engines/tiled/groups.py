@@ -13,7 +13,7 @@ class Axes(enum.Enum):
     """The leading axes of an array, along which groups are cut from it."""
 
     BATCH_AND_HEADS = enum.auto()  # [B, H or K, …]
-    HEADS = enum.auto()  # [H or 1, …]
+    HEADS = enum.auto()  # [H or 1, …], or any axes where every group has all heads
     BATCH = enum.auto()  # [B or 1, …]
     NONE = enum.auto()  # every group has the whole array
 
@@ -57,7 +57,8 @@ class Groups(NamedTuple):
         if axes is Axes.NONE:
             return x
         if axes is Axes.HEADS:
-            return x if len(x) == 1 else cut(x, head * self.heads_size, self.heads_size, 0)
+            whole = len(x) == 1 or self.heads == 1
+            return x if whole else cut(x, head * self.heads_size, self.heads_size, 0)
         x = x if len(x) == 1 else cut(x, row * self.batch_size, self.batch_size, 0)
         if axes is Axes.BATCH:
             return x

@@ -130,7 +130,8 @@ def make_plan(
     inside = kinds.in_engine(terms)
     by_head = not on_ring and all(has_table(spec, term) or term.by_head for term in inside)
     slow = any(term.slow_on_diagonal for term in kinds.select(terms, kinds.ProductTerm))
-    grid, groups = arrange(queries, keys, sizes, devices, by_head, _reach(terms), slow)
+    all_heads = any(term.all_heads for term in inside)
+    grid, groups = arrange(queries, keys, sizes, devices, by_head, _reach(terms), slow, all_heads)
     lengths = queries[2], keys[1]
     sums, hides = (bool(kinds.select(terms, kind)) for kind in (kinds.RowTerm, kinds.Mask))
     padded = grid.lengths != lengths

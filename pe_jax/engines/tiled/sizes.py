@@ -66,6 +66,7 @@ def arrange(
     by_head: bool = True,
     reach: int = 0,
     slow_on_diagonal: bool = False,
+    all_heads: bool = False,
 ) -> tuple[Grid, Groups]:
     """The tiles of a call and the groups of heads that take turns.
 
@@ -77,12 +78,13 @@ def arrange(
       by_head: whether a tile may hold some of the heads.
       reach: the greatest distance within which vectors of distances differ.
       slow_on_diagonal: whether tiles on the diagonal cost much more than others.
+      all_heads: whether a tile has to hold all heads, for a network over the heads of each pair.
     """
     (batch, heads, length), (kv_heads, keys_length) = queries, keys
     turns = by_head and alone(devices)
     pairs = 1 if turns else -(-batch * heads // devices)
     short = max(length, keys_length) <= SHORT and reach <= SMALL
-    small = turns and (short or slow_on_diagonal)
+    small = turns and (short or slow_on_diagonal) or all_heads and alone(devices)
     side = SMALL if small else VECTORS if reach else LARGEST
     rows, columns = (_even(n, _side(side, pairs, n)) for n in (length, keys_length))
     rows = rows if sizes.rows is None else min(sizes.rows, length)
@@ -91,6 +93,7 @@ def arrange(
     group = batch, heads
     if turns:
         group = sizes.group or _group(batch, heads, kv_heads, rows * columns)
+        group = (1, heads) if all_heads else group
         _check_group(group, batch, heads, kv_heads)
     return grid, Groups(batch // group[0], heads // group[1], *group)
 
