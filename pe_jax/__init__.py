@@ -12,7 +12,7 @@ per scheme; `spec` writes the string that `parse` reads; `hf` reads whole Huggin
 `positions` are for packed rows, grids and augmentation, `graphs` for nodes; `cache` decodes token
 by token; `masks` are for prefixes, trees and chunks; `nnx` and `linen` have an encoding as a
 module, `adapters` are for Flax's own attention; `naive` and `reference` to test against. Memory is
-in proportion to the length, except for PaTH, which only the dense engine has.
+in proportion to the length.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -14,7 +14,6 @@ from pe_jax.encodings.terms import (
     DistanceFormula,
     DistanceTerm,
     PairBias,
-    PathProduct,
     Rotation,
 )
 from tests import util
@@ -60,7 +59,6 @@ TRACED = [
 ] + [  # what tiles do follows from the kinds of terms
     pytest.param("tiled", case, marks=() if case in OF_KINDS else pytest.mark.slow)
     for case in CASES
-    if not util.terms(case.encoding, PathProduct)
 ]
 
 

@@ -36,6 +36,16 @@ def test_a_system_is_solved_and_so_are_its_derivatives():
     check_grads(f, (LOWER, RIGHT), order=1, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.parametrize("size", [1, 6, 21])
+def test_an_inverse_by_products_is_one_and_so_are_its_derivatives(size):
+    lower = np.tril(rng.standard_normal((2, size, size), np.float32) / 2, -1)
+    got = linear_algebra.inverse_unit_lower(lower)
+    want = np.linalg.inv(lower.astype(np.float64) + np.eye(size))
+    np.testing.assert_allclose(got, want, atol=1e-4)
+    f = lambda x: linear_algebra.inverse_unit_lower(jnp.tril(x, -1))  # noqa: E731
+    check_grads(f, (lower,), order=1, atol=0.02, rtol=0.02)
+
+
 def test_lapack_has_one_matrix_at_a_time():
     """Else two of its calls at once wait for ever on a machine of two cores (jaxlib 0.10.2)."""
 

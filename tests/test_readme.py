@@ -83,9 +83,8 @@ def test_imports_and_config_strings_of_the_page_are_those_of_the_scheme(name):
 
 def test_engines_are_those_that_run_the_scheme():
     everywhere = ("dense", "tiled", "fused", "tpu", "decode")
-    found = {
-        name: facts.engines(name) for name in ("alibi", "shaw", "fire", "rope_2d", "cope", "dape")
-    }
+    names = ("alibi", "shaw", "fire", "rope_2d", "cope", "dape", "path")
+    found = {name: facts.engines(name) for name in names}
     assert found == {
         "alibi": everywhere,
         "shaw": everywhere,
@@ -93,6 +92,7 @@ def test_engines_are_those_that_run_the_scheme():
         "rope_2d": everywhere,
         "cope": ("dense", "tiled", "decode"),
         "dape": ("dense", "tiled", "decode"),
+        "path": ("dense", "tiled", "decode"),
     }
 
 

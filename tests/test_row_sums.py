@@ -1,4 +1,4 @@
-"""Sums along rows in tiles that are visited from the right: CoPE, GRAPE-AP, stick-breaking.
+"""What rows carry in tiles that are visited from the right: CoPE, GRAPE-AP, stick-breaking, PaTH.
 
 tests/test_engine_matrix.py holds them to the dense engine.
 """
@@ -23,14 +23,14 @@ from tests.util import DIMS, E, H, K, assert_close, noise
 def test_rows_are_left_where_nothing_more_can_matter(spec, monkeypatch):
     """Sharp gates: the stick is used up, or the way back too dear, after a few keys."""
     visited = []
-    row_bias = RowSum.row_bias
+    row = RowSum.row
 
     def spy(self, *args):
         jax.debug.callback(lambda: visited.append(1))
-        return row_bias(self, *args)
+        return row(self, *args)
 
     jax.clear_caches()  # of calls of the same shapes
-    monkeypatch.setattr(RowSum, "row_bias", spy)
+    monkeypatch.setattr(RowSum, "row", spy)
     (encoding,) = pe_jax.parse(spec)
     params, x = util.random_params(encoding), noise(1, 640, H * E, seed=7)
     qkv = [0.3 * noise(1, 640, n, E, seed=n) for n in (H, K, K)]
@@ -45,18 +45,18 @@ def test_rows_are_left_where_nothing_more_can_matter(spec, monkeypatch):
 @pytest.mark.parametrize("ids", [None, np.repeat([0, 1], [312, 8])], ids=["whole", "packed"])
 def test_beyond_the_limit_no_gates_are_computed(monkeypatch, ids):
     """Of each row of tiles the two or three next to the diagonal, whatever begins in it."""
-    sums, gates, row_bias = [], [], RowSum.row_bias
+    sums, gates, row = [], [], RowSum.row
 
     def spy_sums(self, *args):
         jax.debug.callback(lambda: sums.append(1))
-        return row_bias(self, *args)
+        return row(self, *args)
 
     def spy_gates(x, own):
         jax.debug.callback(lambda: gates.append(1))
         return suffix_sums(x, own)
 
     jax.clear_caches()  # of calls of the same shapes
-    monkeypatch.setattr(RowSum, "row_bias", spy_sums)
+    monkeypatch.setattr(RowSum, "row", spy_sums)
     monkeypatch.setattr(rows, "suffix_sums", spy_gates)
     call = {"spec": "cope(positions=6)", "length": 320, "lse": False}
     call |= {} if ids is None else {"q_segments": np.tile(ids, (2, 1))}
@@ -97,7 +97,7 @@ def test_suffix_sums(columns, own):
 
 def test_memory_grows_with_the_length_and_not_with_its_square():
     """Of the backward pass, of every scheme; scores of all pairs would take 4 times as much."""
-    for spec in ("cope(positions=6)+grape_ap", "stick_breaking"):
+    for spec in ("cope(positions=6)+grape_ap", "stick_breaking", "path"):
         (encoding,) = pe_jax.parse(spec)
         params = util.random_params(encoding)
 

@@ -21,7 +21,6 @@ from pe_jax.encodings.terms import (
     DistanceBias,
     DistanceFormula,
     DistanceTerm,
-    PathProduct,
     Rotation,
     Term,
     is_absolute,
@@ -242,8 +241,6 @@ def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Ar
     enc = case.encoding
     if options["implementation"] == "tiled":
         options["implementation"] = UNGROUPED if positions is None else TILED
-    if terms(enc, PathProduct):
-        options["implementation"] = "dense"
     if adds_to_input(enc, DIMS):
         places = per_segment(segments) if positions is None else positions
         q = enc.embed(params, flat(q), places).reshape(q.shape)

@@ -6,7 +6,7 @@
 w_t is a projection of the layer's input, of length 1, and β_t = 2 sigmoid(u_h·x_t + b_h): the score
 depends on the tokens between query and key. The maps of one document do not act on another. The
 paper's short convolution of w and its projection of low rank are left out; its forget gate is FoX:
-`path+fox`. The paper computes it in blocks; here only the dense engine supports it.
+`path+fox`. Tiles take it as the paper's blocks do (`pe_jax.encodings.terms.paths`).
 """
 
 import dataclasses

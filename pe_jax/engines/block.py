@@ -50,12 +50,10 @@ PAIRS = (  # what any engine of blocks does with a term
 )
 
 
-def require_known(
-    terms: tuple, engine: str, protocols: tuple = (*PAIRS, kinds.RowTerm), whole_rows: bool = False
-) -> None:
-    """Raises ValueError for a term that needs more than an engine has, or has no protocol."""
+def require_known(terms: tuple, engine: str, protocols: tuple = (*PAIRS, kinds.RowTerm)) -> None:
+    """Raises ValueError for a term whose protocol an engine does not have."""
     for term in terms:
-        if not isinstance(term, protocols) or (term.whole_rows and not whole_rows):
+        if not isinstance(term, protocols):
             raise ValueError(f"{engine} has no {type(term).__name__}")
 
 
@@ -88,7 +86,7 @@ def scores(
     multiply: Callable = multiply,
     term_scores: Callable | None = None,
 ) -> tuple[jax.Array, tuple]:
-    """The scores of a block before the mask, float32 [B, H, T, S]; and the sums its rows carry on.
+    """The scores of a block before the mask, float32 [B, H, T, S]; and what its rows carry on.
 
     Args:
       spec: the sizes and options.
@@ -99,23 +97,26 @@ def scores(
         the cap. None: all.
       lines: for each term a `Line` of the block, or None; None: none has one.
       bias: a further bias.
-      before: for each `RowTerm` what the block on the right carries, [B, H, T, carry].
+      before: for each term what the block on the right carries, [B, H, T, carry], or None;
+        (): no term does.
       multiply: q·k in one view.
       term_scores: the scores of a term without a line; None: `ScoreTerm.scores`.
     """
-    scale, sums, carried = spec.scale_of(terms), iter(before), []
+    scale, carried, products = spec.scale_of(terms), list(before), None
     lines = lines or (None,) * len(terms)
     each = list(zip(terms, zip(q.states, k.states, strict=True), lines, strict=True))
-    replaced = [t.products(q, k, own) for t, own, _ in each if isinstance(t, kinds.ProductTerm)]
-    if replaced:
-        products = scale * replaced[0]
-    else:
+    for n, (term, states, _) in enumerate(each):  # at most one
+        if isinstance(term, kinds.ProductTerm):
+            products = scale * term.products(q, k, states)
+        elif isinstance(term, kinds.RowTerm) and term.replaces:
+            added, carried[n] = term.row(q, k, states, None, pairs, before[n])
+            products = scale * added
+    if products is None:
         products = _products(scale, kinds.views(terms), q, k, multiply)
     s = products
-    for term, states, line in each:
-        if isinstance(term, kinds.RowTerm):
-            added, after = term.row_bias(products, states, pairs, next(sums))
-            carried.append(after)
+    for n, (term, states, line) in enumerate(each):
+        if isinstance(term, kinds.RowTerm) and not term.replaces:
+            added, carried[n] = term.row(q, k, states, products, pairs, before[n])
             bias = added if bias is None else bias + added
         if not isinstance(term, kinds.ScoreTerm):
             continue
@@ -149,9 +150,11 @@ def _products(scale: float, views: Any, q: Side, k: Side, multiply: Callable) ->
 
 
 def start_of_rows(terms: tuple, shape: tuple[int, ...]) -> tuple:
-    """What rows carry into their last block: zeros [B, H, T, carry] for each `RowTerm`."""
-    rows = kinds.select(terms, kinds.RowTerm)
-    return tuple(jnp.zeros((*shape, term.carry), jnp.float32) for term in rows)
+    """What rows carry into their last block: zeros [B, H, T, carry] of a `RowTerm`, else None."""
+    return tuple(
+        jnp.zeros((*shape, term.carry), jnp.float32) if isinstance(term, kinds.RowTerm) else None
+        for term in terms
+    )
 
 
 def values(

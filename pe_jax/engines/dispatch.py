@@ -97,8 +97,8 @@ def _choose(call: Call) -> tuple[str, int, str]:
         return "dense", logging.INFO, "dense, for a mask or a bias of all pairs"
     if _is_small(call):
         return "dense", logging.INFO, "dense, for one query, a short sequence or a symbolic shape"
-    if _is_dense(call.terms):
-        return "dense", logging.WARNING, "dense, O(L²) memory: it needs whole rows of scores"
+    if _is_dense(call):
+        return "dense", logging.WARNING, f"dense, O(L²) memory: in tiles {tiled.NEEDS}"
     kernel, stock = (names.get(jax.default_backend()) for names in (KERNELS, STOCK))
     if kernel is None:
         return "tiled", logging.INFO, "tiled"
@@ -122,9 +122,9 @@ def _choose(call: Call) -> tuple[str, int, str]:
     return kernel, level, f"the {kernel} kernel{note}"
 
 
-def _is_dense(terms: tuple) -> bool:
+def _is_dense(call: Call) -> bool:
     """Whether a term reads whole rows of scores, which only the dense engine has."""
-    return any(term.whole_rows for term in terms)
+    return any(term.whole_rows(call.spec) for term in call.terms)
 
 
 def _is_small(call: Call) -> bool:
@@ -151,8 +151,8 @@ def _check(implementation: Any, call: Call, name: str) -> None:
     if implementation not in IMPLEMENTATIONS:
         near = nearest(str(implementation), IMPLEMENTATIONS)
         raise ValueError(f"{argument} is unknown; did you mean {near!r}?")
-    if _is_dense(call.terms) and implementation != "dense":
-        fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
+    if _is_dense(call) and implementation != "dense":
+        fix = f"{name} in tiles: {tiled.NEEDS}; pass 'dense' or None"
         raise ValueError(f"{argument}: {fix}")
     if implementation in (*KERNELS.values(), *STOCK.values()):
         reason = _refusal(implementation, call)

@@ -37,11 +37,11 @@ def scores(
       terms: what the encoding adds.
       q: the queries.
       k: the keys.
-      pairs: which pairs are visible, bool [B or 1, H or 1, T, S]; read by terms of whole rows.
+      pairs: which pairs are visible, bool [B or 1, H or 1, T, S]; read by sums along rows.
       bias: a further bias, or None.
       lines: as in `block.scores`.
     """
-    block.require_known(terms, "the dense engine", whole_rows=True)
+    block.require_known(terms, "the dense engine")
     q, k = block.prepare(spec, terms, q, k)
     before = block.start_of_rows(terms, q.x.shape[:3])
     return block.scores(spec, terms, q, k, pairs, lines=lines, bias=bias, before=before)[0]

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
+from pe_jax.numerics.arrays import align
+
 
 def eigh(hermitian: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Eigenvalues [*n, b], rising, and eigenvectors [*n, b, b] of Hermitian matrices [*n, b, b]."""
@@ -37,6 +39,42 @@ def solve_unit_lower(lower: jax.Array, right: jax.Array) -> jax.Array:
         lambda _, right: _one_by_one(system, lower, right),
         lambda _, right: _one_by_one(transposed, lower, right),
     )
+
+
+@jax.custom_jvp
+def inverse_unit_lower(lower: jax.Array) -> jax.Array:
+    """(I + L)⁻¹ [*n, b, b]: `lower` is L, 0 on and above the diagonal. By products, not LAPACK."""
+    size, padded = lower.shape[-1], FEW_ROWS
+    while padded < size:
+        padded *= 2
+    widths = [(0, 0)] * (lower.ndim - 2) + [(0, padded - size)] * 2
+    return _inverse_by_halves(jnp.pad(lower, widths))[..., :size, :size]
+
+
+@inverse_unit_lower.defjvp
+def _(primals, tangents):
+    inverse = inverse_unit_lower(*primals)
+    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    return inverse, -product(inverse, product(tangents[0], inverse))
+
+
+FEW_ROWS = 8  # so that L⁸ = 0
+
+
+def _inverse_by_halves(lower: jax.Array) -> jax.Array:
+    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    size = lower.shape[-1]
+    if size == FEW_ROWS:  # (I - L)(I + L²)(I + L⁴)
+        square = product(lower, lower)
+        inverse = align(jnp.eye(size, dtype=lower.dtype), lower) - lower
+        inverse = inverse + product(square, inverse)
+        return inverse + product(product(square, square), inverse)
+    half = size // 2
+    first, last = lower[..., :half, :half], lower[..., half:, half:]
+    first, last = _inverse_by_halves(jnp.stack([first, last]))
+    below = -product(product(last, lower[..., half:, :half]), first)
+    first = jnp.concatenate([first, jnp.zeros_like(first)], -1)
+    return jnp.concatenate([first, jnp.concatenate([below, last], -1)], -2)
 
 
 def _one_by_one(f: Callable, *matrices: jax.Array) -> Any:

@@ -27,7 +27,7 @@ def test_the_gates_learn():
         products = jnp.einsum("bhte,bhse->bhts", q, k)
         visible = jnp.tri(LENGTH, dtype=bool)[None, None]
         before = jnp.zeros((*products.shape[:-1], 1))
-        bias, _ = term.row_bias(products, ((numbers, None), None), visible, before)
+        bias, _ = term.row(None, None, ((numbers, None), None), products, visible, before)
         return (bias * jnp.cos(jnp.arange(LENGTH))).sum()
 
     assert np.abs(jax.grad(loss)(k)).max() > 1e-3

@@ -10,7 +10,9 @@ import pytest
 import pe_jax
 from pe_jax import naive
 from pe_jax.engines import dispatch
+from pe_jax.engines.tiled import Tiled, TileSizes
 from pe_jax.naive import contextual
+from tests.calls import outcomes
 from tests.encodings.common import (
     HEAD_DIM,
     HEADS,
@@ -23,6 +25,7 @@ from tests.encodings.common import (
     random_params,
     row,
 )
+from tests.util import assert_close
 
 PATH = pe_jax.make("path")
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
@@ -48,15 +51,26 @@ def test_tokens_of_another_document_map_nothing():
         np.testing.assert_allclose(got, alone, atol=1e-5)
 
 
-def test_other_engines_and_later_keys_are_refused(caplog):
+@pytest.mark.parametrize("side", [48, 128, 192])
+def test_tiles_of_several_chunks_are_the_whole_row(side):
+    """Chunks of 48, 64 and 48 tokens, once and twice doubled; documents end in them or between."""
+    ids = np.repeat([[0, 1, 2, 3, -1], [4, 4, 4, 4, 5]], [64, 5, 127, 90, 14], axis=1)
+    call = {"spec": "path", "length": 300, "q_segments": ids}
+    tiles = Tiled(TileSizes(side, side, group=(1, 2)))
+    assert_close(*outcomes([tiles, "dense"], **call), 2e-5)
+
+
+def test_later_keys_are_refused_and_tokens_in_another_order_are_dense(caplog):
     dispatch._log.cache_clear()
     q, x = jnp.zeros((1, 600, HEADS, HEAD_DIM)), jnp.zeros((1, 600, WIDTH))
     given = {"encoding": PATH, "params": random_params(PATH), "x": x}
-    for engine in ("tiled", "fused", "tpu"):
-        with pytest.raises(ValueError, match=f"{engine}.*PaTH needs whole rows of scores.*'dense'"):
-            pe_jax.attention(q, q, q, **given, implementation=engine)
     with pytest.raises(ValueError, match="PaTH is for causal attention alone"):
         pe_jax.attention(q, q, q, **given, causal=False)
     with caplog.at_level(logging.INFO, "pe_jax"):
-        jax.eval_shape(lambda q: pe_jax.attention(q, q, q, **given), q)
-    assert "PaTH: dense, O(L²) memory: it needs whole rows of scores" in caplog.messages[-1]
+        for order in ({}, {"q_index": np.arange(600), "k_index": np.arange(600)}):
+            jax.eval_shape(lambda q, order=order: pe_jax.attention(q, q, q, **given, **order), q)
+    assert caplog.messages[0] == "attention: PaTH: tiled"
+    assert "PaTH: dense, O(L²) memory: in tiles queries and keys must be" in caplog.messages[1]
+    for engine in ("tiled", Tiled()):
+        with pytest.raises(ValueError, match="in tiles: queries and keys must be.*'dense'"):
+            pe_jax.attention(q, q, q, **given, **order, implementation=engine)

@@ -179,11 +179,6 @@ ATTENTION: Calls = [
     (attend(implementation="tield"), "'tield'", "'tiled'"),
     (attend(implementation="fused"), "'fused': it needs a GPU", "a CPU", "'tiled'"),
     (attend(implementation="tpu"), "'tpu': it needs a TPU", "a CPU", "'tiled'"),
-    (
-        attend(encoding=pe_jax.make("path"), x=X, implementation="tiled"),
-        "PaTH needs whole rows",
-        "'dense'",
-    ),
     (attend(implementation=Tiled), "implementation=<class", "unknown"),
     *((attend(layout=x), f"layout={x!r}: pass one of pe_jax") for x in ("ring", None)),
     *((attend(dims=x), "dims=", "pe_jax.Dims(width") for x in (32, (32, 4, 2, 8))),

@@ -38,10 +38,8 @@ from pe_jax.encodings.terms.distances import (
     RelativeState as RelativeState,
     RelativeValues as RelativeValues,
 )
-from pe_jax.encodings.terms.rows import (
-    PathProduct as PathProduct,
-    RowSum as RowSum,
-)
+from pe_jax.encodings.terms.paths import PathProduct as PathProduct
+from pe_jax.encodings.terms.rows import RowSum as RowSum
 from pe_jax.encodings.terms.scores import (
     ChannelDecay as ChannelDecay,
     DistanceFormula as DistanceFormula,

@@ -5,7 +5,6 @@ A axes of a position, C numbers of a state or a formula, n any shape. `distance 
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,17 +13,13 @@ import jax.export
 import jax.numpy as jnp
 
 from pe_jax.encodings.terms.term import (
-    ProductTerm,
     RowTerm,
-    Side,
     State,
-    Tokens,
     halves,
     kind,
     static,
 )
-from pe_jax.numerics.arrays import repeat_heads, varying_like
-from pe_jax.numerics.linear_algebra import solve_unit_lower
+from pe_jax.numerics.arrays import varying_like
 
 EXACT = jax.lax.Precision.HIGHEST
 BLOCK = 32  # columns that are summed by one small matrix product
@@ -81,21 +76,24 @@ class RowSum(RowTerm):
         left, right = (None, None) if self.state is None else halves(self.state, states)
         return (self.of_queries(raw), left), right
 
-    @jax.jit  # its branches are compiled once
-    def row_bias(self, products, states, visible, before):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def row(self, q, k, states, products, visible, before):
         """Carries the sums of the gates. Beyond the limit none are computed."""
+        return self._row(states, products, visible, before)
+
+    @jax.jit  # its branches are compiled once
+    def _row(self, states, products, visible, before):
         if self.limit is None:
-            return self._counted(products, states, visible, before)
+            return self._counted(states, products, visible, before)
         before = varying_like(before, products)
         settled = self.settled(before) | ~visible.any(-1, keepdims=True)
         return jax.lax.cond(
             settled.all(),
             lambda: (jnp.broadcast_to(self.bias_of(states, before), products.shape), before),
-            lambda: self._counted(products, states, visible, before),
+            lambda: self._counted(states, products, visible, before),
         )
 
-    def _counted(self, products, states, visible, before):
-        """`row_bias` with the gates of the block."""
+    def _counted(self, states, products, visible, before):
+        """`row` with the gates of the block."""
         (numbers, left), right = states
         if left is not None:
             product = jnp.einsum("...tc,...sc->...ts", left, right, precision=EXACT)
@@ -134,43 +132,3 @@ def _triangle_sums(x: jax.Array, own: bool) -> jax.Array:
     index = jnp.arange(x.shape[-1], dtype=jnp.int32)
     later = index[:, None] >= index[None] + int(not own)
     return jnp.matmul(x, later.astype(x.dtype), precision=EXACT)
-
-
-@kind
-class PathProduct(ProductTerm):
-    """Replaces q·k: q after the maps of all tokens between the two, times k (dense engine only).
-
-        q_i·k_j  →  q_iᵀ H_i H_{i-1} … H_{j+1} k_j,    H_t = I - u_t w_tᵀ
-
-    For causal attention; maps of other documents are left out. The state has u ‖ w, 2E numbers.
-    """
-
-    whole_rows = True
-
-    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def products(self, q: Side, k: Side, states: Any) -> jax.Array:
-        """Products of all pairs whose key is not later: float32 [B, H, T, S] for k.x [B, K, S, E].
-
-        With T the inverse of I + the part of u_s·w_t below the diagonal (the UT transform; Joffrain
-        et al., 2006), q_i·k_j loses Σ_{s ≤ i} Σ_{t > j} (q_i·w_s) T_st (u_t·k_j).
-        """
-        u, w = jnp.split(states[1], 2, axis=-1)
-        x, keys = q.x.astype(jnp.float32), repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32)
-        einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-        later = _order(k.tokens, k.tokens, 1)
-        u_w = jnp.where(later, einsum("bhse,bhte->bhst", u, w), 0)
-        u_k = jnp.where(later, einsum("bhte,bhje->bhtj", u, keys), 0)
-        q_w = einsum("bhie,bhse->bhis", x, w)
-        q_w = jnp.where(_order(q.tokens, k.tokens, 0), q_w, 0)
-        solved = solve_unit_lower(jnp.broadcast_to(u_w, u_k.shape), u_k)
-        lost = einsum("bhis,bhsj->bhij", q_w, solved)
-        return einsum("bhie,bhje->bhij", x, keys) - lost
-
-
-def _order(rows: Tokens, columns: Tokens, least: int) -> jax.Array:
-    """Pairs of one document whose row is `least` tokens later or more: bool [B or 1, 1, T, S]."""
-    pairs = rows.index[:, :, None] - columns.index[:, None] >= least
-    if rows.segments is not None and columns.segments is not None:
-        pairs = pairs & (rows.segments[:, :, None] == columns.segments[:, None])
-    return pairs[:, None]

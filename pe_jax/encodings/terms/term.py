@@ -77,16 +77,17 @@ class Term:
     not for the kind. To add a kind, derive one under `@kind` and define its methods:
 
     * `ScoreTerm` adds scores to pairs; `DistanceScores` scores that depend on the distance alone;
-    * `RowTerm` adds sums along a row; `ProductTerm` replaces q·k;
+    * `RowTerm` carries something along a row; `ProductTerm` replaces q·k;
     * `Rotates` maps vectors by positions; `ResultTerm` changes the output.
 
     `Mask`, `PairRescore` and `RelativeValues` are kinds that take any function. Kernels support
     only the kinds of this package; engines refuse a term without a protocol.
     """
 
-    whole_rows: ClassVar[bool] = False  # it needs all scores of a row at once: dense engine only
+    along_rows: ClassVar[bool] = False  # a score depends on other keys of its row
     by_head: ClassVar[bool] = True  # axis 0 of its arrays is heads; a head needs its entry alone
     all_heads: ClassVar[bool] = False  # it reads the scores of all heads of a pair
+    has_tile_states: ClassVar[bool] = False  # it has `tile_states`: tiles are then square
     reads_raw: str = ""  # the side that it reads before rotations: "q" or "k"
     state: "State | None" = None  # for kinds that read each token's state
 
@@ -98,6 +99,22 @@ class Term:
     def prepare(self, q: "Side", k: "Side", states: Any, scale: float) -> Any:
         """Its states of queries and of keys as its other methods take them, made once per call."""
         return states
+
+    def tile_states(self, q: "Side", k: "Side", states: Any, side: int) -> Any:
+        """Its states of queries and of keys in tiles of `side` tokens, from those of `prepare`.
+
+        Made once per group of heads, in both passes. An array has entries of tokens, [B, H, T, …],
+        or of the keys' tiles, [B, H, T/side, …].
+        """
+        return states
+
+    def whole_rows(self, spec: Any) -> bool:
+        """Whether a call of this `AttentionSpec` needs all scores of a row at once."""
+        return False
+
+    def in_tiles(self) -> Any:
+        """The term as the tiled engine evaluates it."""
+        return self
 
     def without_state_arrays(self) -> Any:
         """The term without the parameters of its state, which is computed before an engine runs."""
@@ -229,27 +246,34 @@ class ProductTerm(Term):
 
 
 class RowTerm(Term):
-    """Adds to a pair what follows from sums along its row, over the keys to the right.
+    """Adds to a pair, or replaces q·k by, what depends on the keys of its row to the right.
 
     Engines visit the blocks of a row from the right, and carry `carry` numbers per query from each
     to the next; the last block gets zeros.
 
     Attributes:
       carry: how many numbers.
+      replaces: its scores replace q·k, before the scale; else they are a bias.
+      passes_hidden: it carries something past keys that the mask hides, too.
       decays: the bias of a key never exceeds that of the keys to its right, nor 0.
     """
 
-    carry: ClassVar[int] = 1
+    along_rows = True
+    carry: int = 1
+    replaces: ClassVar[bool] = False
+    passes_hidden: ClassVar[bool] = False
     decays: bool = False
 
-    def row_bias(
-        self, products: jax.Array, states: Any, visible: jax.Array, before: jax.Array
+    def row(
+        self, q: Side, k: Side, states: Any, products: Any, visible: Any, before: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The bias of a block of a row, and what to carry to the block on its left.
+        """The scores of a block of a row, and what to carry to the block on its left.
 
         Args:
-          products: q·k times the scale, float32 [B, H, T, S].
-          states: what `prepare` gives.
+          q: the queries.
+          k: the keys.
+          states: what `prepare` gives, or `tile_states`.
+          products: q·k times the scale, float32 [B, H, T, S]; None: it `replaces` them.
           visible: which pairs are visible, bool [B or 1, H or 1, T, S].
           before: what the block on the right carries, [B, H, T, carry].
         """

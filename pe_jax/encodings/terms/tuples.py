@@ -8,7 +8,7 @@ from typing import Any
 
 from pe_jax.encodings.terms.scores import PairBias
 from pe_jax.encodings.terms.softmax import Sink, Unnormalized
-from pe_jax.encodings.terms.term import AroundEngine, ProductTerm, ResultTerm, RowTerm, select
+from pe_jax.encodings.terms.term import AroundEngine, ProductTerm, ResultTerm, select
 from pe_jax.encodings.terms.vectors import Rotation, Scale, TracedScalars, Views
 
 
@@ -24,7 +24,7 @@ def in_engine(terms: tuple) -> list:
 
 def sums_rows(terms: tuple) -> bool:
     """Whether a score depends on other keys of its row: devices cannot share rows."""
-    return any(term.whole_rows or isinstance(term, RowTerm) for term in terms)
+    return any(term.along_rows for term in terms)
 
 
 def scale(terms: tuple, head_dim: int) -> Any:

@@ -259,7 +259,7 @@ def extend(
     states = _states(cache, own, x, positions, indices) + none
     new_q, new_k, new_v = pipeline.rotated(terms, q, k, v, [positions] * 2, [states] * 2)
     single = single and indices is None and mask is None and layer.chunk is None
-    single = single and not any(term.whole_rows for term in terms)
+    single = single and not any(term.whole_rows(spec) for term in terms)
     missing = cache.tables is None and (single or cache.beyond is not None)
     tables: Any = _first_row(cache.tables)
     tables = one_token.tables(own, cache.capacity) if missing else tables

@@ -5,7 +5,7 @@
 they are, `groups` which heads take turns, `shared_positions` what rows of the batch share.
 """
 
-from pe_jax.engines.tiled.engine import Tiled, attend
+from pe_jax.engines.tiled.engine import NEEDS, Tiled, attend
 from pe_jax.engines.tiled.sizes import TileSizes
 
-__all__ = ["TileSizes", "Tiled", "attend"]
+__all__ = ["NEEDS", "TileSizes", "Tiled", "attend"]

@@ -58,9 +58,62 @@ def attend(
     """As `reference.attend`, in tiles; gradients reach vectors, states and terms, not positions.
 
     Raises:
-      ValueError: a kind of term that this engine does not support.
+      ValueError: a kind of term that this engine does not support, or not in such a call.
     """
     block.require_known(terms, "the tiled engine")
+    for term in terms:
+        if term.whole_rows(spec):
+            name = type(term).__name__
+            raise ValueError(f"{name} in tiles: {NEEDS}; pass implementation='dense' or None")
+    terms = tuple(term.in_tiles() for term in terms)
+    if any(term.has_tile_states for term in terms) and q.tokens.segments is not None:
+        return _side_by_side(spec, terms, q, k, v, dropout=dropout, sizes=sizes)
+    return _in_order(spec, terms, q, k, v, dropout=dropout, sizes=sizes)
+
+
+NEEDS = "queries and keys must be the same tokens in order, under a causal mask"
+
+
+def _side_by_side(
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, **options: Any
+) -> tuple[jax.Array, jax.Array]:
+    """`attend` with the tokens of each document side by side, where they are not yet.
+
+    As this is known at run time, distances are read from positions.
+    """
+    batch = len(q.x)
+    vectors, tokens = (q._replace(tokens=None), k._replace(tokens=None), v), (q.tokens, k.tokens)
+    vectors, tokens = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), (vectors, tokens)
+    )
+    ids = tokens[0].segments
+    order = jnp.argsort(ids, axis=1, stable=True)
+    ends = [(x[:, 1:] != x[:, :-1]).sum() for x in (ids, jnp.take_along_axis(ids, order, 1))]
+    adjacent = ends[0] == ends[1]
+
+    def moved(order, axis, tree):
+        take = jax.vmap(functools.partial(jnp.take, axis=axis - 1))
+        return jax.lax.cond(
+            adjacent, lambda x: x, lambda x: jax.tree.map(lambda y: take(y, order), x), tree
+        )
+
+    (q, k, v), (q_tokens, k_tokens) = moved(order, 2, vectors), moved(order, 1, tokens)
+    spec = dataclasses.replace(spec, contiguous=False, restarts=False)
+    sides = q._replace(tokens=q_tokens), k._replace(tokens=k_tokens)
+    return moved(jnp.argsort(order, axis=1), 2, _in_order(spec, terms, *sides, v, **options))
+
+
+def _in_order(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    *,
+    dropout: Any,
+    sizes: TileSizes,
+) -> tuple[jax.Array, jax.Array]:
+    """`attend` with terms as tiles evaluate them."""
     options = {"devices": devices(q.x, k.x, v), "segments": q.tokens.segments is not None}
     (batch, heads, queries, _), (_, kv_heads, keys, _) = q.x.shape, k.x.shape
     shapes = (batch, heads, queries), (kv_heads, keys)

@@ -59,9 +59,9 @@ class Group(NamedTuple):
 
     def cut(self, tile: Tile) -> Operands:
         """The operands of a tile, in float32."""
-        x, (rows, columns) = self.operands, self.plan.grid[:2]
+        x, rows = self.operands, self.plan.grid.rows
         q = jax.tree.map(lambda y: _cut(y, tile.i * rows, rows, 2), x.q)
-        k, v = jax.tree.map(lambda y: _cut(y, tile.j * columns, columns, 2), (x.k, x.v))
+        k, v = jax.tree.map(lambda y: _cut_block(y, tile.j, self.plan.grid.k_blocks), (x.k, x.v))
         tables = x.tables
         if not self.takes_whole_tables(tile):
             first, count = self.window(tile)
@@ -71,9 +71,8 @@ class Group(NamedTuple):
 
     def add(self, total: Operands, grads: Operands, tile: Tile) -> Operands:
         """Adds a tile's gradients of all but the queries; k and v are `_transposed` in `total`."""
-        columns = self.plan.grid.columns
         k, v = jax.tree.map(
-            lambda a, b: _add(a, b, tile.j * columns, 3),
+            lambda a, b: _add(a, b, tile.j * b.shape[3], 3),
             (total.k, total.v),
             _transposed((grads.k, grads.v)),
         )
@@ -210,15 +209,15 @@ class Group(NamedTuple):
         """
         first, size, terms = i * self.plan.grid.rows, self.plan.grid.rows, self.operands.terms
         if self.plan.stops:
-            bias, sums = _cut(self.reach, first, size, 2), iter(before)
+            bias = _cut(self.reach, first, size, 2)
             states = jax.tree.map(lambda x: _cut(x, first, size, 2), self.operands.q.states)
-            for term, state in zip(terms, states, strict=True):
+            for term, state, carried in zip(terms, states, before, strict=True):
                 if isinstance(term, kinds.RowTerm):
-                    bias = bias + term.bias_of((state, None), next(sums))
+                    bias = bias + term.bias_of((state, None), carried)
             rows = bias - weight >= skipping.NEGLIGIBLE
         else:
-            summed = kinds.select(terms, kinds.RowTerm)
-            unsettled = [~term.settled(x) for term, x in zip(summed, before, strict=True)]
+            pairs = zip(terms, before, strict=True)
+            unsettled = [~t.settled(x) for t, x in pairs if isinstance(t, kinds.RowTerm)]
             rows = functools.reduce(jnp.logical_or, unsettled)
         if self.nondiff.q.segments is not None:  # padding would never stop
             rows &= (_cut(self.nondiff.q.segments, first, size, 1) >= 0)[:, None, :, None]
@@ -229,6 +228,12 @@ def _cut(x: jax.Array, start: Any, size: int, axis: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
 
+def _cut_block(x: jax.Array, j: Any, count: int) -> jax.Array:
+    """Block j of `count` along axis 2, whose entries are tokens or blocks."""
+    size = x.shape[2] // count
+    return _cut(x, j * size, size, 2)
+
+
 def _add(total: jax.Array, more: jax.Array, start: Any, axis: int) -> jax.Array:
     old = jax.lax.dynamic_slice_in_dim(total, start, more.shape[axis], axis)
     return jax.lax.dynamic_update_slice_in_dim(total, old + more, start, axis)
@@ -237,6 +242,34 @@ def _add(total: jax.Array, more: jax.Array, start: Any, axis: int) -> jax.Array:
 def _transposed(tree: Any) -> Any:
     """[..., S, E] as [..., E, S]: the layout of products that give gradients of keys and values."""
     return jax.tree.map(lambda x: jnp.swapaxes(x, 2, 3), tree)
+
+
+def _with_tile_states(
+    plan: Plan, operands: Operands, nondiff: NonDiff
+) -> tuple[Operands, Callable]:
+    """The operands with what terms make for tiles, and what maps gradients of these back."""
+    if not any(term.has_tile_states for term in operands.terms):
+        return operands, lambda grads: grads
+
+    def make(q, k):
+        q, k = q._replace(tokens=nondiff.q), k._replace(tokens=nondiff.k)
+        each = zip(operands.terms, zip(q.states, k.states, strict=True), strict=True)
+        states = (term.tile_states(q, k, own, plan.grid.rows) for term, own in each)
+        return tuple(zip(*states, strict=True))
+
+    def pull_back(grads):
+        d_q, d_k = pull((grads.q.states, grads.k.states))
+        q, k = (x._replace(states=y.states) for x, y in ((grads.q, d_q), (grads.k, d_k)))
+        q, k = (
+            x._replace(x=x.x + y.x, raw=jax.tree.map(jnp.add, x.raw, y.raw))
+            for x, y in ((q, d_q), (k, d_k))
+        )
+        return grads._replace(q=q, k=k)
+
+    sides = jax.tree.map(lambda x: x.astype(jnp.float32), (operands.q, operands.k))
+    (q_states, k_states), pull = jax.vjp(make, *sides)
+    q, k = operands.q._replace(states=q_states), operands.k._replace(states=k_states)
+    return operands._replace(q=q, k=k), pull_back
 
 
 # Forward.
@@ -252,6 +285,7 @@ class Running(NamedTuple):
 
 def forward(plan: Plan, operands: Operands, nondiff: NonDiff) -> Result:
     """Attention of a group over these keys alone."""
+    operands, _ = _with_tile_states(plan, operands, nondiff)
     group = Group.of(plan, operands, nondiff)
     shape = *operands.q.x.shape[:2], plan.grid.rows
     start = Running(
@@ -304,6 +338,7 @@ def backward(
     plan: Plan, operands: Operands, nondiff: NonDiff, result: Result, cotangent: Result
 ) -> Operands:
     """Gradients of a group, float32; `result` is over all keys, these or more."""
+    operands, pull_states = _with_tile_states(plan, operands, nondiff)
     group = Group.of(plan, operands, nondiff)
     inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
     # a row that sees nothing: so large that its weights are 0 here too
@@ -346,7 +381,7 @@ def backward(
     block_rows = jnp.arange(plan.grid.q_blocks, dtype=jnp.int32)
     total, d_q = jax.lax.scan(row, total, block_rows)
     k, v = _transposed((total.k, total.v))
-    return total._replace(q=jax.tree.map(_join_rows, d_q), k=k, v=v)
+    return pull_states(total._replace(q=jax.tree.map(_join_rows, d_q), k=k, v=v))
 
 
 def _tile_gradients(
@@ -371,14 +406,14 @@ def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tupl
     """
     plan = group.plan
     if not plan.sums:
-        return (), None
+        return no_sums, None
 
     def visit(tile, n, carry):
         sums, before = carry
         sums = jax.tree.map(lambda all, x: all.at[n].set(x), sums, before)
         return sums, group.scores(group.cut(tile), tile, before)[1]
 
-    sums = tuple(jnp.zeros((plan.grid.k_blocks, *x.shape), x.dtype) for x in no_sums)
+    sums = jax.tree.map(lambda x: jnp.zeros((plan.grid.k_blocks, *x.shape), x.dtype), no_sums)
     start = varying_like((sums, no_sums), group.operands)
 
     def more(carry):

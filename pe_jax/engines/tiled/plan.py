@@ -70,7 +70,8 @@ class Plan(NamedTuple):
         its neighbours.
       partial: whether the mask may hide a part of a tile off the diagonal.
       hides: whether terms hide pairs, so that no tile is known to be visible as a whole.
-      sums: whether a term sums along rows.
+      sums: whether a term carries something along rows.
+      passes_hidden: whether past tiles that the mask hides, too.
       skips: whether negligible tiles are left out.
       stops: whether a row ends where sums along it make all further keys negligible.
       alone: whether one CPU computes the call: batch rows may then be evaluated one by one.
@@ -86,6 +87,7 @@ class Plan(NamedTuple):
     partial: bool
     hides: bool
     sums: bool
+    passes_hidden: bool
     skips: bool
     stops: bool
     alone: bool
@@ -131,7 +133,9 @@ def make_plan(
     by_head = not on_ring and all(has_table(spec, term) or term.by_head for term in inside)
     slow = any(term.slow_on_diagonal for term in kinds.select(terms, kinds.ProductTerm))
     all_heads = any(term.all_heads for term in inside)
-    grid, groups = arrange(queries, keys, sizes, devices, by_head, _reach(terms), slow, all_heads)
+    square = any(term.has_tile_states for term in inside)
+    needs = {"slow_on_diagonal": slow, "all_heads": all_heads, "square": square}
+    grid, groups = arrange(queries, keys, sizes, devices, by_head, _reach(terms), **needs)
     lengths = queries[2], keys[1]
     sums, hides = (bool(kinds.select(terms, kind)) for kind in (kinds.RowTerm, kinds.Mask))
     padded = grid.lengths != lengths
@@ -147,6 +151,7 @@ def make_plan(
         partial=segments or hides or spec.window is not None or (padded and not spec.causal),
         hides=hides,
         sums=sums,
+        passes_hidden=any(term.passes_hidden for term in kinds.select(terms, kinds.RowTerm)),
         skips=skipping.can_skip(spec, terms) and not few,
         stops=skipping.can_stop(spec, terms),
         alone=alone(devices),

@@ -61,6 +61,8 @@ def visits(plan: Plan, q: Tokens, k: Tokens, skip: Any = None) -> tuple[Visit, .
     i = jnp.arange(plan.grid.q_blocks, dtype=jnp.int32)
     j = jnp.arange(plan.grid.k_blocks, dtype=jnp.int32)
     ahead = i[:, None] - j[None]
+    if plan.passes_hidden:  # up to the diagonal, from the first one that is seen
+        any_visible = (jnp.cumsum(any_visible, 1) > 0) & (ahead >= 0)
     near = jnp.isin(ahead, jnp.asarray(plan.gaps, jnp.int32) // plan.grid.rows)
     orders, all_stages = [], stages(plan)
     for stage in all_stages:

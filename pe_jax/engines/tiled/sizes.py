@@ -67,6 +67,7 @@ def arrange(
     reach: int = 0,
     slow_on_diagonal: bool = False,
     all_heads: bool = False,
+    square: bool = False,
 ) -> tuple[Grid, Groups]:
     """The tiles of a call and the groups of heads that take turns.
 
@@ -79,20 +80,24 @@ def arrange(
       reach: the greatest distance within which vectors of distances differ.
       slow_on_diagonal: whether tiles on the diagonal cost much more than others.
       all_heads: whether a tile has to hold all heads, for a network over the heads of each pair.
+      square: whether tiles have as many queries as keys, of which there are as many.
     """
     (batch, heads, length), (kv_heads, keys_length) = queries, keys
     turns = by_head and alone(devices)
     pairs = 1 if turns else -(-batch * heads // devices)
     short = max(length, keys_length) <= SHORT and reach <= SMALL
     small = turns and (short or slow_on_diagonal) or all_heads and alone(devices)
-    side = SMALL if small else VECTORS if reach else LARGEST
+    side = SMALL if small else VECTORS if reach or square else LARGEST
     rows, columns = (_even(n, _side(side, pairs, n)) for n in (length, keys_length))
     rows = rows if sizes.rows is None else min(sizes.rows, length)
     columns = columns if sizes.columns is None else min(sizes.columns, keys_length)
+    rows, columns = (min(rows, columns),) * 2 if square else (rows, columns)
     grid = Grid(rows, columns, -(-length // rows), -(-keys_length // columns))
     group = batch, heads
     if turns:
-        group = sizes.group or _group(batch, heads, kv_heads, rows * columns)
+        # what terms make for tiles is in memory for all tokens of a group
+        area = LARGEST**2 if square and not small else rows * columns
+        group = sizes.group or _group(batch, heads, kv_heads, area)
         group = (1, heads) if all_heads else group
         _check_group(group, batch, heads, kv_heads)
     return grid, Groups(batch // group[0], heads // group[1], *group)

@@ -1,0 +1,160 @@
+"""Products of the maps of all tokens between a key and a query: as defined, and in tiles.
+
+B batch, T queries, S keys, H query heads, K key heads, E head width, c tokens of a tile.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.terms.term import ProductTerm, RowTerm, Side, State, Tokens, kind
+from pe_jax.numerics import products
+from pe_jax.numerics.arrays import align, repeat_heads
+from pe_jax.numerics.linear_algebra import inverse_unit_lower, solve_unit_lower
+
+CHUNK = 64  # tokens whose maps are multiplied by the UT transform; longer runs by doubling
+
+
+einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+multiply = functools.partial(products.multiply, jnp.float32)
+
+
+@kind
+class PathProduct(ProductTerm):
+    """Replaces q·k: q after the maps of all tokens between the two, times k.
+
+        q_i·k_j  →  q_iᵀ H_i H_{i-1} … H_{j+1} k_j,    H_t = I - w_t u_tᵀ
+
+    For causal attention; maps of other documents are left out. The state has u ‖ w, 2E numbers.
+    """
+
+    along_rows = True
+
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def products(self, q: Side, k: Side, states: Any) -> jax.Array:
+        """Products of all pairs whose key is not later: float32 [B, H, T, S] for k.x [B, K, S, E].
+
+        With T the inverse of I + the part of u_s·w_t below the diagonal (the UT transform; Joffrain
+        et al., 2006), q_i·k_j loses Σ_{s ≤ i} Σ_{t > j} (q_i·w_s) T_st (u_t·k_j).
+        """
+        u, w = jnp.split(states[1], 2, axis=-1)
+        x, keys = q.x.astype(jnp.float32), repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32)
+        later = _order(k.tokens, k.tokens, 1)
+        u_w = jnp.where(later, einsum("bhse,bhte->bhst", u, w), 0)
+        u_k = jnp.where(later, einsum("bhte,bhje->bhtj", u, keys), 0)
+        q_w = einsum("bhie,bhse->bhis", x, w)
+        q_w = jnp.where(_order(q.tokens, k.tokens, 0), q_w, 0)
+        solved = solve_unit_lower(jnp.broadcast_to(u_w, u_k.shape), u_k)
+        lost = einsum("bhis,bhsj->bhij", q_w, solved)
+        return einsum("bhie,bhje->bhij", x, keys) - lost
+
+    def whole_rows(self, spec: Any) -> bool:
+        """Tiles take queries and keys that are the same tokens in order, under a causal mask."""
+        return not (spec.causal and spec.aligned)
+
+    def in_tiles(self):
+        return PathTiles(self.state)
+
+
+def _order(rows: Tokens, columns: Tokens, least: int) -> jax.Array:
+    """Pairs of one document whose row is `least` tokens later or more: bool [B or 1, 1, T, S]."""
+    pairs = rows.index[:, :, None] - columns.index[:, None] >= least
+    if rows.segments is not None and columns.segments is not None:
+        pairs = pairs & (rows.segments[:, :, None] == columns.segments[:, None])
+    return pairs[:, None]
+
+
+@kind
+class PathTiles(RowTerm):
+    """`PathProduct` in tiles (arXiv 2505.16381, §3.3), for documents whose tokens are adjacent.
+
+    Each query is mapped back to the first token of its tile, each key on to the last of its own; P
+    is the product of all maps of a tile. A row carries its queries: those of the tile on the
+    diagonal, times P of each tile that they pass. Their products with the keys are the scores.
+    """
+
+    has_tile_states = True
+    replaces = True
+    passes_hidden = True
+
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def carry(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """E: the mapped query."""
+        return self.state.width // 2
+
+    def tile_states(self, q: Side, k: Side, states: Any, side: int) -> Any:
+        """Mapped queries and the products within their tile; mapped keys and Pᵀ of their tile.
+
+        Two runs of tokens become one of twice the length: the queries of the right one are mapped
+        by P of the left one, and the keys of the left one by P of the right one.
+        """
+        length = side
+        while length > CHUNK and length % 2 == 0:
+            length //= 2
+        u, w = jnp.split(states[1], 2, axis=-1)
+        ids = k.tokens.segments
+        ids = None if ids is None else ids.reshape(len(ids), 1, -1, length)
+        queries, keys, u, w = (
+            x.reshape(*x.shape[:2], -1, length, x.shape[-1])
+            for x in (q.x, repeat_heads(k.x, q.x.shape[1]), u, w)
+        )
+        queries, keys, own, maps = _of_chunks(queries, keys, u, w, ids)
+        while length < side:
+            (left, right), (left_q, right_q) = _halves(maps), _halves(queries)
+            (left_k, right_k), (first, last) = _halves(keys), _halves(own)
+            first = jnp.concatenate([first, jnp.zeros_like(first)], -1)
+            last = jnp.concatenate([_product(right_q, left_k), last], -1)
+            own = jnp.concatenate([first, last], -2)
+            queries = jnp.concatenate([left_q, matmul(right_q, left)], -2)
+            keys = jnp.concatenate([_product(left_k, right), right_k], -2)
+            maps, length = matmul(right, left), 2 * length
+        maps = jnp.swapaxes(maps, 3, 4).reshape(*maps.shape[:3], -1)
+        by_token = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in (queries, own, keys))
+        queries, own, keys = by_token
+        return (queries, own), (keys, maps)
+
+    def row(self, q, k, states, products, visible, before):
+        """Carries the mapped queries."""
+        (queries, own), (keys, maps) = states
+        diagonal = q.tokens.index[0, 0] == k.tokens.index[0, 0]
+        scores = jax.lax.cond(diagonal, lambda: own, lambda: multiply(before, keys))
+        passed = multiply(before, maps.reshape(*maps.shape[:2], self.carry, self.carry))
+        return scores, jnp.where(diagonal, queries, passed)
+
+
+def _of_chunks(q: jax.Array, k: jax.Array, u: jax.Array, w: jax.Array, ids: Any) -> tuple:
+    """Queries mapped back to the start of their chunk, keys on to its end; products, maps.
+
+    Of vectors [B, H, n, c, E] and ids of documents [B or 1, 1, n, c] or None: two of these vectors,
+    the products of each chunk's queries and keys [B, H, n, c, c], and the product of all of its
+    maps [B, H, n, E, E]: 0 where there are several documents, as nothing left of it is then seen.
+    """
+    index = jnp.arange(q.shape[-2], dtype=jnp.int32)
+    ahead = align(index[:, None] - index[None], q)
+    same = True if ids is None else ids[..., :, None] == ids[..., None, :]
+    inverse = inverse_unit_lower(jnp.where((ahead > 0) & same, _product(u, w), 0))
+    u_k = matmul(inverse, jnp.where((ahead > 0) & same, _product(u, k), 0))
+    q_w, u = jnp.where((ahead >= 0) & same, _product(q, w), 0), matmul(inverse, u)
+    w_t, u_k_t = jnp.swapaxes(w, 3, 4), jnp.swapaxes(u_k, 3, 4)
+    maps = align(jnp.eye(q.shape[-1], dtype=jnp.float32), q) - matmul(w_t, u)
+    if ids is not None:
+        maps = jnp.where((ids.min(-1) == ids.max(-1))[..., None, None], maps, 0)
+    own = _product(q, k) - matmul(q_w, u_k)
+    return q - matmul(q_w, u), k - matmul(u_k_t, w), own, maps
+
+
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x yᵀ: [..., r, E] and [..., c, E] → [..., r, c]."""
+    return matmul(x, jnp.swapaxes(y, -1, -2))
+
+
+def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The left and the right one of each two runs: [B, H, n, …] → twice [B, H, n/2, …]."""
+    pairs = x.reshape(*x.shape[:2], -1, 2, *x.shape[3:])
+    return pairs[:, :, :, 0], pairs[:, :, :, 1]
