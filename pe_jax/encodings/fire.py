@@ -12,6 +12,7 @@ mask) counts by its |distance|, as in the authors' code. Weights begin uniform i
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -78,8 +79,35 @@ class FIRE(Shareable):
     def bias(self, arrays, q_pos, k_pos):
         """f(ψ(|i - j|)/ψ(max(L, i))): float32 [*B, H, T, S]."""
         x = interpolate(q_pos, k_pos, arrays["c"], arrays["multiplier"] * self.length)
-        x = x[..., None]
-        hidden = jax.nn.relu(x * align(arrays["w1"], x) + align(arrays["b1"], x))
-        exact = jax.lax.Precision.HIGHEST
-        out = jnp.einsum("...tsw,wh->...hts", hidden, arrays["w2"], precision=exact)
-        return out + align(arrays["b2"][:, None, None], out)
+        out = network(x.reshape(-1), *(arrays[name] for name in ("w1", "b1", "w2", "b2")))
+        return jnp.moveaxis(out.reshape(-1, *x.shape), 0, -3)
+
+
+def network(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:
+    """W₂ᵀ·ReLU(w1·x + b1) + b2, exactly, by its linear pieces: float32 [H, n] for x [n].
+
+    A unit that is on at the least and at the greatest x is on for all, and one that is off at both
+    for none: the former together are a·x + b. Only units with a kink in between are evaluated. A
+    tile of attention has few of these; how many are computed is chosen when it runs.
+    """
+    units, ends = len(w1), jax.lax.stop_gradient(jnp.stack([x.min(), x.max()]))
+    on_at = jax.lax.stop_gradient(w1[:, None] * ends + b1[:, None]) > 0
+    on, bent = on_at.all(1), on_at[:, 0] != on_at[:, 1]
+    order = jnp.argsort(~bent, stable=True)
+    counts = [n for n in (0, 4, 12) if n < units] + [units]
+    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+    def pieces(count: int, x, w1, b1, w2, b2):
+        """With the first units of the order evaluated, and the others on or off for all x."""
+        first = order[:count]
+        linear = jnp.where(on.at[first].set(False), jnp.stack([w1, b1]), 0)
+        slope, constant = product("nm,mh->nh", linear, w2)
+        out = slope[:, None] * x + (constant + b2)[:, None]
+        if count:
+            hidden = jax.nn.relu(w1[first, None] * x + b1[first, None])
+            out = out + product("mh,mn->hn", w2[first], hidden)
+        return out
+
+    branches = [jax.checkpoint(functools.partial(pieces, count)) for count in counts]
+    which = jnp.searchsorted(jnp.array(counts), bent.sum())
+    return jax.lax.switch(which, branches, x, w1, b1, w2, b2)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pe_jax
+from pe_jax.encodings import fire
 from tests.encodings.common import DIMS, random_params
 
 
@@ -26,6 +27,25 @@ def test_gradients_are_finite_at_distance_0_at_position_0_and_where_c_or_l_vanis
         return encoding.bias(own, places, places).sum()
 
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.jit(jax.grad(total))(own)))
+
+
+@pytest.mark.parametrize("kinks", [0, 3, 4, 9, 20, 32])
+def test_the_network_by_its_linear_pieces_is_the_network(kinks):
+    rng = np.random.default_rng(kinks)
+    x, w1 = np.linspace(0.25, 0.5, 40), rng.normal(size=32)
+    inside = rng.choice((x[1:] + x[:-1]) / 2, 32)  # between two points: there the slope is defined
+    at = np.where(np.arange(32) < kinks, inside, rng.choice([-1.0, 0.1, 0.6, 9.0], 32))
+    w2, b2 = rng.normal(size=(32, 3)), rng.normal(size=3)
+
+    def plain(x, w1, b1, w2, b2):
+        return w2.T @ jnp.maximum(w1[:, None] * x + b1[:, None], 0) + b2[:, None]
+
+    operands = [jnp.float32(y) for y in (x, w1, -w1 * at, w2, b2)]
+    (ours, back), (right, right_back) = (jax.vjp(f, *operands) for f in (fire.network, plain))
+    np.testing.assert_allclose(ours, right, atol=1e-5)
+    weights = jnp.float32(rng.normal(size=(3, 40)))
+    for slope, right in zip(back(weights), right_back(weights), strict=True):
+        np.testing.assert_allclose(slope, right, atol=1e-4)
 
 
 def test_c_and_the_threshold_are_learned_and_their_signs_do_not_count():

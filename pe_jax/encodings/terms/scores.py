@@ -156,6 +156,7 @@ class PairBias(ScoreTerm):
     """
 
     positions_alone = True
+    all_heads = True
 
     fn: Callable = static()
     arrays: Any = None
