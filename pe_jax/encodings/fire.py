@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from pe_jax.config_fields import checked, flag_field, int_field
 from pe_jax.encodings.base import Claims, Shareable
 from pe_jax.encodings.terms import PairBias
-from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.validation import is_real
 

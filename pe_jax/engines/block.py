@@ -9,6 +9,7 @@ B batch, T queries, S keys, H query heads, K key heads, E and F widths of keys a
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.numerics.arrays import repeat_heads
 
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
 
@@ -63,6 +65,46 @@ def prepare(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[Side, 
     prepared = [t.prepare(q, k, s, scale) for t, *s in zip(terms, q.states, k.states, strict=True)]
     rows, columns = zip(*prepared, strict=True) if prepared else ((), ())
     return q._replace(states=rows), k._replace(states=columns)
+
+
+def with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
+    """q and k with further channels, whose products are those of the states of `TokenProduct`s.
+
+    They are rounded as q and k are.
+    """
+    rows, columns, batch = [q.x], [k.x], q.x.shape[0]
+    for term, *states in zip(terms, q.states, k.states, strict=True):
+        if isinstance(term, kinds.TokenProduct):
+            factors = (
+                jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in kinds.halves(term.state, states)
+            )
+            row, column = factors
+            rows.append((row / spec.scale_of(terms)).astype(q.x.dtype))
+            columns.append(column.astype(k.x.dtype))
+    if len(rows) == 1:
+        return q, k
+    columns[0] = repeat_heads(k.x, q.x.shape[1])
+    x, y = (jnp.concatenate(arrays, axis=-1) for arrays in (rows, columns))
+    return q._replace(x=x), k._replace(x=y)
+
+
+def products_as_channels(
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side
+) -> tuple[tuple, Side, Side]:
+    """Terms without any `TokenProduct`, and q and k `with_products`, where nothing is rounded.
+
+    One product of more channels takes less time than two and their sum. Terms that read q·k apart
+    from biases, and key heads that several heads share, leave all as it is.
+    """
+    readers = kinds.ProductTerm, kinds.PairRescore, kinds.RowTerm
+    exact = q.x.dtype == k.x.dtype == jnp.float32 and q.x.shape[1] == k.x.shape[1]
+    if not exact or kinds.views(terms) is not None or kinds.select(terms, *readers):
+        return terms, q, k
+    kept = [not isinstance(term, kinds.TokenProduct) for term in terms]
+    q, k = with_products(spec, terms, q, k)
+    rows, columns = (tuple(itertools.compress(side.states, kept)) for side in (q, k))
+    terms = tuple(itertools.compress(terms, kept))
+    return terms, q._replace(states=rows), k._replace(states=columns)
 
 
 def visible(spec: AttentionSpec, terms: tuple, q: Tokens, k: Tokens) -> jax.Array:

@@ -142,27 +142,6 @@ class ScorePlan:
         }
 
 
-def with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
-    """q and k with further channels, whose products are those of the states of `TokenProduct`s.
-
-    They are rounded as q and k are.
-    """
-    rows, columns, batch = [q.x], [k.x], q.x.shape[0]
-    for term, *states in zip(terms, q.states, k.states, strict=True):
-        if isinstance(term, kinds.TokenProduct):
-            factors = (
-                jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in kinds.halves(term.state, states)
-            )
-            row, column = factors
-            rows.append((row / spec.scale_of(terms)).astype(q.x.dtype))
-            columns.append(column.astype(k.x.dtype))
-    if len(rows) == 1:
-        return q, k
-    columns[0] = repeat_heads(k.x, q.x.shape[1])
-    x, y = (jnp.concatenate(arrays, axis=-1) for arrays in (rows, columns))
-    return q._replace(x=x), k._replace(x=y)
-
-
 def is_key_bias(term: kinds.Term) -> bool:
     """Whether a term depends on the key alone, as far as the softmax sees."""
     return isinstance(term, kinds.ScoreTerm) and term.is_key_bias

@@ -117,6 +117,7 @@ def _in_order(
     options = {"devices": devices(q.x, k.x, v), "segments": q.tokens.segments is not None}
     (batch, heads, queries, _), (_, kv_heads, keys, _) = q.x.shape, k.x.shape
     shapes = (batch, heads, queries), (kv_heads, keys)
+    terms, q, k = block.products_as_channels(spec, terms, q, k)
     plan = make_plan(spec, terms, *shapes, sizes, **options)
     q, k = block.prepare(spec, terms, q, k)
     operands, nondiff = lay_out(plan, terms, q, k, v, dropout)

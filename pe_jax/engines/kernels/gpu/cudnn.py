@@ -1,6 +1,6 @@
 """Attention by cuDNN on NVIDIA GPUs (`implementation="cudnn"`), through `jax.nn`.
 
-It computes q·k of any channels. Terms that are products become channels (`common.with_products`),
+It computes q·k of any channels. Terms that are products become channels (`with_products`),
 and so do biases of keys, as ALiBi, FoX and CABLE have under a causal mask
 (`common.with_key_biases`). Heads of q, k and v are padded with zeros to one width, a multiple of 8
 (MLA). Packed rows stay with our kernels: `jax.nn` takes the lengths of rows, not the offsets of
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.terms import Side
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.block import with_products
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.gpu import launches
 from pe_jax.numerics.arrays import repeat_heads
@@ -87,7 +88,7 @@ def _operands(
     spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
 ) -> tuple[jax.Array, ...]:
     """q [B, H, T, X], k and v [B, K or H, T, X] of one width; added terms are channels of q, k."""
-    q, k = common.with_products(spec, terms, q, k)
+    q, k = with_products(spec, terms, q, k)
     q, k = common.with_key_biases(spec.scale_of(terms), terms, q, k)
     v = repeat_heads(v, k.x.shape[1])
     width = max(x.shape[-1] for x in (q.x, v))

@@ -35,6 +35,7 @@ import jax
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.block import with_products
 from pe_jax.engines.kernels import common, query_chunks
 from pe_jax.engines.kernels.gpu import launches, operands, passes, tiles
 from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
@@ -111,7 +112,7 @@ def attend(
     `sizes` make the `Launch` of all kernels; None: the table's, for an architecture `arch` (90 for
     sm_90; None: this machine's). `interpret` runs the kernels as plain JAX, on any machine.
     """
-    q, k = common.with_products(spec, terms, q, k)
+    q, k = with_products(spec, terms, q, k)
     by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
     if any(chunked := in_chunks(spec, terms)):
         longest = _launches(spec, terms, q, k, v, sizes, arch).longest

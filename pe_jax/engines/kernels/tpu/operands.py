@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
+from pe_jax.engines import block as blocks
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.tpu.plan import VECTORS, Arrays, Plan, Schedule
@@ -23,7 +24,7 @@ def with_products(
     spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
 ) -> tuple[Side, Side, jax.Array]:
     """q and k with the channels of products, v repeated to the heads that keys then have."""
-    q, k = common.with_products(spec, terms, q, k)
+    q, k = blocks.with_products(spec, terms, q, k)
     return q, k, repeat_heads(v, k.x.shape[1])
 
 

@@ -1,6 +1,6 @@
 """Attention by JAX's splash on TPUs (`implementation="splash"`), which has masks and a cap.
 
-It computes q·k of any channels. Terms that are products become channels (`common.with_products`),
+It computes q·k of any channels. Terms that are products become channels (`with_products`),
 and so do biases of keys, as ALiBi, FoX and CABLE have under a causal mask
 (`common.with_key_biases`). It takes q already scaled: calls in which that would round a bfloat16 q
 once more (E = 32, 96, 128, …: any but a power of 4) are refused, and run by our kernels, which
@@ -20,6 +20,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from pe_jax.encodings.terms import Side
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.block import with_products
 from pe_jax.engines.kernels import common
 from pe_jax.numerics.arrays import repeat_heads
 
@@ -62,7 +63,7 @@ def attend(
     """
     (batch, heads, tokens, _), ids = q.x.shape, q.tokens.segments
     block = _block(tokens)
-    q, k = common.with_products(spec, terms, q, k)
+    q, k = with_products(spec, terms, q, k)
     q = q._replace(x=q.x * spec.scale_of(terms))
     q, k = common.with_key_biases(1.0, terms, q, k)
     x, y, v = (common.pad(a, 2, block) for a in (q.x, k.x, repeat_heads(v, k.x.shape[1])))
