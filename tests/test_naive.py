@@ -85,6 +85,7 @@ SETTINGS = [  # besides those of the laws; "both": keys of later tokens are seen
     ("rope_nd(channels=(2,2,2),spectrum='alternating')", "both"),
     (f"rope_nd(base=9.0,channels=(4,2,2),scaling=({RIFLEX},None,linear(factor=2)))", "both"),
     (f"rope_nd(channels=(4,2,2),scaling=({SLOWER},None,linear(factor=2)))", ""),
+    (f"rope_pp({YARN})", "both"),
     ("rotated_values(layout='interleaved',base=5.0)", "both"),
     ("rotated_values(fraction=0.5)", ""),
     (f"rotated_values({YARN})", ""),

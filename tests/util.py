@@ -54,6 +54,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {"buckets": 4, "max_distance": 7, "causal": False},
     ],
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
+    "rope_pp": [{"layout": "interleaved", "fraction": 0.5}],
     "lerope": [{"layout": "interleaved"}],
     "fope": [{"length": 64, "learned": True}],
     "xpos": [{"scale_base": 8}],

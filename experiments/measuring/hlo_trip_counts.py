@@ -40,7 +40,11 @@ def tiles(
 
     Tiles that a decaying bias skips depend on the data: they are counted.
     """
-    tiled = [x for x in model.windows if not sums_rows(abstract_terms(x, model.dims))]
+    tiled = [
+        layer
+        for layer in model.windows
+        if not sums_rows(abstract_terms(layer, layer.layer_dims(model.dims)))
+    ]
     layer_tiles = [_of_layer(layer, model, batch, length, layout, devices) for layer in tiled]
     if not layer_tiles:
         return Tiles()
@@ -62,7 +66,7 @@ def _of_layer(
     On a ring the mean is over its hops too, as every device gets the keys of all others, and over
     the pairs of runs that meet in a hop.
     """
-    dims = model.dims
+    dims = layer.layer_dims(model.dims)
     sizes = layer.span, layer.sinks
     spec = AttentionSpec(dims, model.causal, *sizes, aligned=True, contiguous=True)
     chunks = () if layer.chunk is None else (masks.chunks(layer.chunk),)

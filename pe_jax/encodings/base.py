@@ -126,6 +126,14 @@ class Encoding(PlainFields):
     def check(self, dims: Dims) -> None:
         """Raises ValueError if the scheme does not support these sizes."""
 
+    def layer_dims(self, dims: Dims) -> Dims:
+        """The sizes of a layer with this scheme, in a Transformer of these sizes."""
+        return dims
+
+    def query_heads(self, dims: Dims) -> int:
+        """How many queries such a layer projects, each for as many neighbouring heads."""
+        return dims.heads
+
     def at_length(self, length: int) -> "Encoding":
         """The scheme for sequences of `length` tokens: itself unless it depends on the length.
 

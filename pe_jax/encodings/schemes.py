@@ -15,6 +15,7 @@ from pe_jax.encodings.buckets import Clipped as clipped
 from pe_jax.encodings.deberta import DeBERTa as deberta
 from pe_jax.encodings.rope import RoPE as rope
 from pe_jax.encodings.lerope import LeRoPE as lerope
+from pe_jax.encodings.rope_pp import RoPEPP as rope_pp
 from pe_jax.encodings.pope import PoPE as pope
 from pe_jax.encodings.fope import FoPE as fope
 from pe_jax.encodings.rotated_values import RotatedValues as rotated_values

@@ -60,6 +60,12 @@ class Sum(Encoding):
             names = " and ".join(type(part).__name__ for part in self.parts)
             raise ValueError(f"Sum of {names}: {error}") from None
 
+    def layer_dims(self, dims):
+        return functools.reduce(lambda sizes, part: part.layer_dims(sizes), self.parts, dims)
+
+    def query_heads(self, dims):
+        return min((part.query_heads(dims) for part in self.parts), default=dims.heads)
+
     def at_length(self, length):
         return Sum(tuple(part.at_length(length) for part in self.parts))
 

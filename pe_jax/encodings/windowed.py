@@ -55,6 +55,12 @@ class Windowed(Encoding):
     def check(self, dims):
         self.encoding.check(dims)
 
+    def layer_dims(self, dims):
+        return self.encoding.layer_dims(dims)
+
+    def query_heads(self, dims):
+        return self.encoding.query_heads(dims)
+
     def at_length(self, length):
         return dataclasses.replace(self, encoding=self.encoding.at_length(length))
 

@@ -179,7 +179,7 @@ class ModelConfig:
         try:
             pattern = self.pattern
             for encoding in pattern:
-                encoding.check(self.dims)
+                encoding.check(encoding.layer_dims(self.dims))
                 checks.causal(encoding, self.causal)
         except ValueError as error:
             raise ConfigError(f"model.encoding={self.encoding!r}: {error}") from error

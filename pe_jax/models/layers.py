@@ -81,9 +81,10 @@ class Attention(nnx.Module):
     """Self-attention: projections, the encoding of this layer, and an engine."""
 
     def __init__(self, config: ModelConfig, encoding: Windowed, rngs: nnx.Rngs):
-        dims, width = config.dims, config.width
+        dims, width = encoding.layer_dims(config.dims), config.width
         self.config, self.encoding, self.dims = config, encoding, dims
         inner, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
+        projected = encoding.query_heads(dims) * dims.head_dim
         # Queries are scaled down where a scheme does not scale scores. T5 (1910.10683) has that in
         # its initial weights, but then a step of AdamW moves its scores sqrt(E) times as far as
         # those of other schemes; here all start alike and learn alike. Content scores start smaller
@@ -91,14 +92,14 @@ class Attention(nnx.Module):
         scale = terms.scale(abstract_terms(encoding, dims), dims.head_dim)
         own = bool(config.attention_scale)  # that of the weights
         self.fold = 1.0 if own else min(1.0, dims.head_dim**-0.5 / scale)
-        self.q = linear(config, "qkv", width, inner, rngs, width**-0.5)
+        self.q = linear(config, "qkv", width, projected, rngs, width**-0.5)
         self.k = linear(config, "qkv", width, kv, rngs, width**-0.5)
         self.v = linear(config, "qkv", width, kv, rngs, width**-0.5)
         residual = (2 * config.layers * inner) ** -0.5  # GPT-2's scaling of residual branches
         self.out = linear(config, "out", inner, width, rngs, residual)
         if config.qk_norm:
             per_head = config.qk_norm_over == "head"
-            self.q_norm = norm(config, dims.head_dim if per_head else inner, rngs)
+            self.q_norm = norm(config, dims.head_dim if per_head else projected, rngs)
             self.k_norm = norm(config, dims.head_dim if per_head else kv, rngs)
         # A separate stream: the other weights are the same for every scheme.
         self.params = nnx.data(jax.tree.map(nnx.Param, encoding.init_layer(rngs.encoding(), dims)))
@@ -142,6 +143,8 @@ class Attention(nnx.Module):
         q, k, v = (projection(x).reshape(rows) for projection in (self.q, self.k, self.v))
         if self.config.qk_norm:
             q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        if q.shape[-2] < self.dims.heads:  # neighbouring heads share a query
+            q = jnp.repeat(q, self.dims.heads // q.shape[-2], axis=-2)
         return (q if self.fold == 1 else self.fold * q), k, v
 
     def _normed(self, norm, y):

@@ -55,6 +55,19 @@ def with_fields_of(rope: Encoding, new: Encoding) -> Encoding:
     return in_layer(new, parts[0] if len(parts) == 1 else Sum(tuple(parts)))
 
 
+def require_same_heads(config: ModelConfig, old: Encoding, new: Encoding) -> None:
+    """Raises ConfigError unless a layer has the same projections with both encodings (RoPE++)."""
+    (sizes, queries), (others, other_queries) = (
+        (dims, e.query_heads(dims)) for e in (old, new) for dims in [e.layer_dims(config.dims)]
+    )
+    if (sizes, queries) != (others, other_queries):
+        had, has = (
+            f"{a} queries for {b.heads} heads, {b.kv_heads} key heads"
+            for a, b in ((queries, sizes), (other_queries, others))
+        )
+        raise ConfigError(f"encoding={new!r}: it has {has}; the weights, of {old!r}, have {had}")
+
+
 def parts_of(encoding: Encoding) -> tuple[Encoding, ...]:
     """The parts of a sum, or the encoding alone."""
     return encoding.parts if isinstance(encoding, Sum) else (encoding,)
@@ -76,6 +89,8 @@ def with_encoding(model: Transformer, encoding: str) -> Transformer:
     graph, abstract = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))
     wanted, weights = dict(nnx.to_flat_state(abstract)), dict(nnx.to_flat_state(nnx.state(model)))
     old, new, layers = len(model.blocks), len(config.pattern), range(config.layers)
+    for n in layers:
+        require_same_heads(model.config, model.config.windows[n % old], config.windows[n % new])
     kept = all(model.config.windows[n % old] == config.windows[n % new] for n in layers)
     added = [path for path in wanted if path[0] == "shared" or "params" in path]
     if added and not kept:

@@ -48,7 +48,8 @@ class Stack(nnx.Module):
         distinct = list(dict.fromkeys(pattern))
         self.which = tuple(distinct.index(e) for e in pattern)
         shared = [
-            e.init_shared(jax.random.fold_in(encodings, i), dims) for i, e in enumerate(distinct)
+            e.init_shared(jax.random.fold_in(encodings, i), e.layer_dims(dims))
+            for i, e in enumerate(distinct)
         ]
         self.shared = nnx.data([jax.tree.map(nnx.Param, s) for s in shared])
         repeats = config.layers // len(pattern)
@@ -315,7 +316,8 @@ class Transformer(Stack):
             params = Params(nnx.as_pure(self.shared[self.which[slot]]), layer_params)
             encoding = self.encodings[slot]
             encoding = without_window(encoding) if padded else encoding
-            return caches.empty(encoding, batch, capacity, self.config.dims, dtype, params)
+            dims = encoding.layer_dims(self.config.dims)
+            return caches.empty(encoding, batch, capacity, dims, dtype, params)
 
         empty = [layer_cache(layer) for layer in range(self.config.layers)]
         if not stacked:

@@ -54,6 +54,13 @@ def lerope(row, alpha, *, base=1e4, fraction=1.0, layout="half", scaling=None) -
     return rotated(row, row.distance[..., None] * (theta * np.exp(alpha)), layout, factor**2)
 
 
+def rope_pp(row: Row, *, equal="heads", fraction=1.0, layout="half", **of_rope) -> Array:
+    """Liu et al., "RoPE++", arXiv 2512.07525: `rope` of q, and of -i·q in every second head."""
+    q, pairs = row.q.copy(), round(fraction * row.q.shape[-1]) // 2
+    q[1::2] = rotate(q[1::2], np.full(pairs, -np.pi / 2), layout)
+    return rope(row._replace(q=q), fraction=fraction, layout=layout, **of_rope)
+
+
 def pope(row: Row, phase: Array, *, base=1e4) -> Array:
     """Gopalakrishnan et al., "PoPE", arXiv 2509.10534: Σ μ(q_c) μ(k_c) cos(dθ_c - δ_c)/sqrt(E).
 

@@ -100,13 +100,17 @@ def check_fits(
     rows_of = "batch/microbatches" if microbatches > 1 else "batch"
     tensor, fsdp = mesh.shape["model"], mesh.shape["fsdp"]
     rows = mesh.shape["data"] * fsdp
-    uses = (
+    uses = [
         ("model.heads", model.dims.heads, "mesh.model", tensor),
         ("model.kv_heads", model.dims.kv_heads, "mesh.model", tensor),
         ("model.mlp_width", model.hidden, "mesh.model", tensor),
         ("model.width", model.width, "mesh.fsdp", fsdp),
         (rows_of, batch // microbatches, "mesh.data*mesh.fsdp", rows),
-    )
+    ]
+    for encoding in model.pattern:  # of which some change the heads
+        dims, name = encoding.layer_dims(model.dims), type(encoding).__name__
+        sizes = {"queries": encoding.query_heads(dims), "key heads": dims.kv_heads}
+        uses += [(f"{name}'s {part}", n, "mesh.model", tensor) for part, n in sizes.items()]
     for field, size, axis, parts in uses:
         if size % parts:
             fits = [n for n in range(1, size + 1) if size % n == 0][:24]
@@ -121,7 +125,9 @@ def check_fits(
 def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) -> None:
     permuted: Any = layout(model, mesh)
     seq = f"mesh.seq={mesh.shape['seq']}"
-    row_schemes = [e for e in model.pattern if sums_rows(abstract_terms(e, model.dims))]
+    row_schemes = [
+        e for e in model.pattern if sums_rows(abstract_terms(e, e.layer_dims(model.dims)))
+    ]
     if row_schemes:
         name = type(row_schemes[0]).__name__
         raise ConfigError(f"{seq}: {name} needs whole rows of scores; use mesh.seq=1")
@@ -170,13 +176,11 @@ def _encoding_axes(model: ModelConfig) -> dict[str, tuple]:
     Their widths are replicated: XLA would look rows of a divided table up for all tokens, and
     replicate activations for it.
     """
-    named = []
-    for index, encoding in enumerate(dict.fromkeys(model.pattern)):
-        named.append((f"shared/{index}", encoding.logical_axes(model.dims).shared, ()))
+    axes = {e: e.logical_axes(e.layer_dims(model.dims)) for e in model.pattern}
+    shared = (of.shared for of in axes.values())
+    named: list[Any] = [(f"shared/{index}", tree, ()) for index, tree in enumerate(shared)]
     for slot, encoding in enumerate(model.pattern):  # stacked along a leading axis
-        named.append(
-            (f"blocks/{slot}/attention/params", encoding.logical_axes(model.dims).layer, (None,))
-        )
+        named.append((f"blocks/{slot}/attention/params", axes[encoding].layer, (None,)))
     return {
         f"{folder}/{path_name(path)}": (*lead, *(None if a == "width" else a for a in axes))
         for folder, tree, lead in named

@@ -51,9 +51,8 @@ def flops_per_token(model: ModelConfig, shapes: Any, length: int) -> float:
     weights = sum(size for name, size in named.items() if name.endswith("/kernel"))
     weights += named["embed/embedding"] if model.tied else 0
     dims, layers = model.dims, model.windows
-    seen = [min(length, layer.span or length) for layer in layers]
-    visible = sum(seen) / len(seen)
-    return 6.0 * weights + 12.0 * model.layers * dims.heads * dims.head_dim * visible
+    pairs = [x.layer_dims(dims).heads * min(length, x.span or length) for x in layers]
+    return 6.0 * weights + 12.0 * model.layers * dims.head_dim * sum(pairs) / len(pairs)
 
 
 def peak(devices: Any) -> float | None:

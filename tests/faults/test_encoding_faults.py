@@ -168,6 +168,7 @@ FIELDS = [
     ("self_extend", "group", [0, 1.5], "at least 1"),
     ("dual_chunk", "chunk_size", [1, 3072.0], "at least 2"),
     ("dual_chunk", "local_size", [-1, 3072, 0.5], "below chunk_size"),
+    ("rope_pp", "equal", ["both", None], "heads"),
     ("rope_mixed", "base", [1, np.inf], "above 1"),
     ("cayley_string", "axes", [0, 2.0], "at least 1"),
     ("cayley_string", "base", [1, np.inf], "above 1"),
@@ -181,7 +182,7 @@ FIELDS = [
     ("rope_mixed", "scaling", ["yarn", 4.0, (None,), (None, len)], "each of 2"),
 ]
 ROTATED = [row[1:] for row in FIELDS if row[0] == "rope"]
-OF_ROPE = ("lerope", "rerope", "self_extend", "dual_chunk", "rotated_values")
+OF_ROPE = ("rope_pp", "lerope", "rerope", "self_extend", "dual_chunk", "rotated_values")
 FIELDS += [(name, *row) for name in OF_ROPE for row in ROTATED]
 
 

@@ -239,8 +239,8 @@ def _trained(results: Results, scheme: Scheme, longest: int) -> tuple[Encoding, 
       ConfigError: the saved parameters do not fit it, or are not finite.
     """
     m = results.manifest
-    pattern, dims = pe_jax.parse(scheme.spec), Dims(**m.dims)
-    encoding = pattern[0]
+    pattern = pe_jax.parse(scheme.spec)
+    encoding, dims = pattern[0], pattern[0].layer_dims(Dims(**m.dims))
     init = functools.partial(encoding.init, jax.random.key(0), dims)
     shapes, tree = jax.tree.flatten(jax.eval_shape(init))
     notes = ["first scheme of the pattern"] if len(set(pattern)) > 1 else []
@@ -266,8 +266,9 @@ def draw_trained(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.
     Raises:
       ConfigError: the scheme cannot be built; its parameters do not fit it or are not finite.
     """
-    limit = pe_jax.parse(scheme.spec)[0].limit() or results.longest
-    reach, dims = min(results.longest, limit, LONGEST), Dims(**results.manifest.dims)
+    encoding = pe_jax.parse(scheme.spec)[0]
+    reach = min(results.longest, encoding.limit() or results.longest, LONGEST)
+    dims = encoding.layer_dims(Dims(**results.manifest.dims))
     encoding, params, note = _trained(results, scheme, reach)
     x = jnp.concatenate([repeated(reach, dims.width), tokens(reach, dims.width)])
     same, random = added(encoding, x, positions.contiguous(reach), True, params, dims)

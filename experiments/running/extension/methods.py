@@ -89,6 +89,7 @@ def replacement(spec: Spec, index: int, rope: RoPE, trained: Trained) -> Encodin
     if is_pattern or not rotates or adds_to_input(encoding, dims):
         fix = "pass nope or what rotates, as rope(…), dual_chunk(…) or rope+temperature"
         raise ConfigError(f"encodings: {spec!r} is not for a trained RoPE; {fix}")
+    surgery.require_same_heads(trained.model, rope, encoding)
     keeps = any(isinstance(part, LeRoPE) for part in parts_of(encoding))
     if isinstance(rope, LeRoPE) and not keeps:
         fix = "the run's frequencies are learned; pass lerope(…)"

@@ -28,8 +28,9 @@ def pair_words(pair: Pair | None) -> str:
 def grid(config: TrainingSweep, spec: str) -> list[Pair]:
     """The pairs to try for a scheme: several multiples only for one that has parameters."""
     pattern = dataclasses.replace(config.model, encoding=spec).pattern
-    dims = config.model.dims
-    shapes = [jax.eval_shape(lambda e=e: e.init(jax.random.key(0), dims)) for e in pattern]
+    sizes = [e.layer_dims(config.model.dims) for e in pattern]
+    drawn = zip(pattern, sizes, strict=True)
+    shapes = [jax.eval_shape(lambda e=e, n=n: e.init(jax.random.key(0), n)) for e, n in drawn]
     optimizer = config.optimizer
     multiples = (
         (config.encoding_rates or (optimizer.encoding_rate,)) if jax.tree.leaves(shapes) else (1.0,)
