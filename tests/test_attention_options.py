@@ -23,7 +23,11 @@ SLOW = pytest.mark.slow
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, *range(5, 39)])
 
 
-OWN = ("pope+log_length", "wall+selective_rope")  # rotations and states of each head
+OWN = (
+    "pope+log_length",
+    "wall+selective_rope",
+    "rope_pp+key_offset",
+)  # rotations and states of each head
 
 
 def test_masks_and_biases_that_are_arrays_are_those_of_jax_nn():

@@ -30,7 +30,7 @@ OTHERS += ("inkling(extent=6", "sink(from_input")
 KINDS = util.first_of_kinds(CAUSAL) | {c for c in CAUSAL if c.name.startswith(OTHERS)}
 of_each_kind = each(CAUSAL, quick=KINDS)
 # What is done to arrays of a cache, whatever they mean: a scheme for each form of them.
-FORMS = ("nope", "t5(num_buckets=6", "deberta(buckets=None", "fox", "selective_rope")
+FORMS = ("nope", "key_offset", "t5(num_buckets=6", "deberta(buckets=None", "fox", "selective_rope")
 of_each_form = each(CAUSAL, quick={c for c in CAUSAL if c.name.startswith(FORMS)})
 
 

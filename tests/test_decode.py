@@ -18,6 +18,7 @@ from pe_jax.encodings.terms import (
     ChannelDecay,
     DistanceBias,
     DistanceTerm,
+    KeyOffset,
     PairBias,
     PathProduct,
     RelativeQueries,
@@ -121,6 +122,8 @@ def test_a_cache_holds_what_the_terms_need(case):
             assert state.shape == (B, H, S, term.state.width) and state.dtype == jnp.float32
         elif isinstance(term, Rotation) and term.state:  # of the last token, whose sum goes on
             assert state.shape == (B, H, 1, term.state.width) and state.dtype == jnp.float32
+        elif isinstance(term, KeyOffset):
+            assert state.shape == (B, K, 1, E) and state.dtype == jnp.float32
         elif isinstance(term, TokenProduct | RowSum) and term.state:  # the half for queries
             assert state.shape == (B, H, S, term.state.width // 2) and state.dtype == jnp.float32
         else:

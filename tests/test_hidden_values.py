@@ -48,7 +48,13 @@ def compiled(spec, engine, how):
 
 def cases():
     """Each way to say what is padding for one scheme; for the others segments."""
-    specs = "shaw(clip=3)+rope", "tupe(length=40)", "fox+sink", "rerope(window=3)"
+    specs = (
+        "shaw(clip=3)+rope",
+        "key_offset(halves=True)+rope",
+        "tupe(length=40)",
+        "fox+sink",
+        "rerope(window=3)",
+    )
     for spec, engine, how in itertools.product(specs, ENGINES, HIDE):
         if engine == "tiles" and how == "mask":
             continue  # an array is for the dense engine

@@ -68,6 +68,7 @@ SETTINGS = [  # besides those of the laws; "both": keys of later tokens are seen
     ("grape_ap(width=4,bias_max=2.0)", ""),
     ("inkling(extent=5,width=3,floor=3,attn_scale=0.7,clip_states=0.9,clip_qk=1.5)", ""),
     ("kerple(kind='log')", "both"),
+    ("key_offset(fraction=0.25)", "both"),
     (f"lerope({YARN})", "both"),
     ("lerope(base=100.0)", "both"),
     ("liere(block=2,axes=3)", "both"),

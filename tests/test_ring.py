@@ -53,6 +53,7 @@ KINDS = [  # together, what one program takes
     "wall+selective_rope(rank=3)+inkling(extent=4,width=3)+log_length",
     "wavlm(num_buckets=8,max_distance=6)+pope",
     "rerope(window=3)",
+    "rope_pp(fraction=0.5)+key_offset",
 ]
 
 # Every scheme.

@@ -59,6 +59,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "fope": [{"length": 64, "learned": True}],
     "xpos": [{"scale_base": 8}],
     "selective_rope": [{"rank": 3}],
+    "key_offset": [{"fraction": 0.25, "halves": True}],
     "temperature": [{"floor_scale": 4, "attn_scale": 0.5}],
     "alibi": [{}, {"causal": False}],
     "grape_ap": [{"width": 4}],
@@ -183,7 +184,7 @@ CASES = SINGLE + SUMS
 # A scheme of each kind of term and state. What follows from these alone is tested for them; that it
 # holds for every scheme takes minutes, and is left to `pytest -m slow`.
 KINDS = "learned rope pope selective_rope alibi t5 shaw deberta transformer_xl fire tupe fox wavlm"
-KINDS += " wall inkling sink rerope cope rotated_values"
+KINDS += " key_offset wall inkling sink rerope cope rotated_values"
 
 
 def first_of_kinds(cases: list[Case]) -> set[Case]:

@@ -30,6 +30,7 @@ DIMS = Dims(width=512, heads=8, kv_heads=8, head_dim=64)
 TOKENS = 4096  # of the abstract call
 ENTERS = {  # kind of term → where positions come in
     kinds.QueryBias: "queries",
+    kinds.KeyOffset: "keys",
     kinds.ChannelDecay: "channels of q · k",
     kinds.DistanceFormula: "bias",
     kinds.DistanceBias: "bias",

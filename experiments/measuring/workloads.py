@@ -29,6 +29,7 @@ from pe_jax.engines import pipeline
 from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.dispatch import IMPLEMENTATIONS
+from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.models.config import ModelConfig
 
 FLEX = "flex"
@@ -182,6 +183,7 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
             None if t.state is None else t.state(flat(q), positions[None]) for t in terms
         )
         rotated_q = pipeline.rotate(terms, "q", q, positions, states)
+        k = pipeline.offset_keys(terms, CONTIGUOUS, k, None, None)
         rotated_k = pipeline.rotate(terms, "k", k, positions, states)
 
         def side(rotated, raw) -> Side:

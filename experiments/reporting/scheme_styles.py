@@ -28,7 +28,7 @@ DASHES = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (12, 3)))
 ROWS = (
     ("rope", "rope_2d", "rope+log_length"),
     ("t5", "linear", "swin", "lerope", "xpos", "stick_breaking", "rope_pp"),
-    ("alibi", "ntk", "alibi_2d", "sandwich", "log_length"),
+    ("alibi", "ntk", "alibi_2d", "sandwich", "log_length", "key_offset"),
     ("buckets", "rope,nope", "cpb", "wall", "dynamic_ntk", "temperature"),
     ("nope", "cable", "dape", "cayley_string", "learned_grid"),
     ("sinusoidal", "llama3", "sinusoidal_2d", "selective_rope", "SmolLM3", "riflex", "tupe"),

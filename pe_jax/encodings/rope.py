@@ -185,9 +185,9 @@ class Scaled(Encoding):
         return None if self.scaling is None else self.scaling.valid_length()
 
 
-def fraction_field() -> Any:
+def fraction_field(default: float = 1.0) -> Any:
     """The field `fraction` of `Scaled`."""
-    return checked(1.0, "pass a number in (0, 1]", lambda v: is_real(v) and 0 < v <= 1)
+    return checked(default, "pass a number in (0, 1]", lambda v: is_real(v) and 0 < v <= 1)
 
 
 def scaling_field() -> Any:

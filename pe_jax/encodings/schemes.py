@@ -20,6 +20,7 @@ from pe_jax.encodings.pope import PoPE as pope
 from pe_jax.encodings.fope import FoPE as fope
 from pe_jax.encodings.rotated_values import RotatedValues as rotated_values
 from pe_jax.encodings.xpos import XPos as xpos
+from pe_jax.encodings.key_offset import PartialKeyOffset as key_offset
 from pe_jax.encodings.temperature import Temperature as temperature
 from pe_jax.encodings.log_length import LogLength as log_length
 from pe_jax.encodings.alibi import ALiBi as alibi

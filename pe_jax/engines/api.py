@@ -18,7 +18,7 @@ from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.axes import under_auto_axes
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
-from pe_jax.validation import require_bool
+from pe_jax.validation import refuse, require_bool
 
 
 @under_auto_axes
@@ -162,6 +162,8 @@ def attention(
         lse=return_lse,
     )
     contiguous, in_order = positions[0] is None, q_index is None and k_index is None
+    if k_index is not None and kinds.select(terms, kinds.KeyOffset):
+        refuse("k_index", k_index, f"{name} reads the key before each, in order; leave it out")
     ordered = spec.causal or spec.window is not None
     q_index, k_index = checks.indices(q_index, k_index, sizes, layout, ordered)
     aligned = in_order and queries == keys and k_ids is q_ids
@@ -176,6 +178,7 @@ def attention(
     # counts.
     if q_ids is not None or "mask" in pairs:
         q, k, v, x = pipeline.hide_padding(q_ids, k_ids, pairs.get("mask"), q, k, v, x)
+    k = pipeline.offset_keys(terms, layout, k, k_ids, pairs.get("mask"))
     tokens, places = ((*sizes.batch, queries), (*sizes.batch, keys)), positions
     if contiguous:
         positions = places = [q_index if in_order else layout.order(queries)] * 2

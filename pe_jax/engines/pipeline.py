@@ -158,6 +158,22 @@ def rotated(
     return heads_first((q_side, k_side, values))
 
 
+def offset_keys(terms: tuple, layout: Contiguous, k: jax.Array, ids: Any, mask: Any) -> jax.Array:
+    """Keys [*B, S, K, E] with what a `KeyOffset` takes from the key before each.
+
+    `ids` [B, S] are their segments or None; keys that a mask [B or 1, …, S or 1] hides from every
+    query are padding.
+    """
+    for term in kinds.select(terms, kinds.KeyOffset):
+        *batch, count = k.shape[:-2]
+        ids = jnp.zeros((1, count), jnp.int32) if ids is None else ids
+        ids = ids if mask is None else jnp.where(mask.any((1, 2)), ids, -1)
+        follows = (ids >= 0) & (layout.previous(ids, 1, first=-1) == ids)
+        follows = jnp.broadcast_to(follows, (math.prod(batch), count)).reshape(*batch, count)
+        k = term.offset(k, layout.previous(k, len(batch)), follows)
+    return k
+
+
 def finish(
     call: Call, result: tuple, positions: Any, lengths: Any, valid: int | None, like: Any
 ) -> tuple[jax.Array, Any]:

@@ -37,7 +37,7 @@ _FAMILIES = {
     " dape",
     relative: "shaw transformer_xl deberta tupe",
     rotary: "rope rope_pp lerope pope fope rerope self_extend dual_chunk xpos temperature"
-    " log_length bipe rope_2d rope_mixed cayley_string liere rope_nd mrope",
+    " log_length key_offset bipe rope_2d rope_mixed cayley_string liere rope_nd mrope",
 }
 _ADDED = "sinusoidal learned sinusoidal_2d learned_2d learned_grid bipe"
 # Functions by name, of positions and D, of a row, of a row and its weights, and of a row.

@@ -46,6 +46,19 @@ def rope(row: Row, *, base=1e4, fraction=1.0, layout="half", scaling=None, dista
     return rotated(row, distance[..., None] * theta, layout, factor**2)
 
 
+def key_offset(row: Row, *, fraction=0.5, halves=False) -> Array:
+    """Partial key offset (modded-nanogpt, #169): the last channels are of the key before.
+
+    With `halves` they are the last of each half.
+    """
+    keys = []
+    for part in np.split(row.k, 1 + halves, axis=-1):
+        stays = part.shape[-1] - round(fraction * part.shape[-1])
+        keys.append(part.copy())
+        keys[-1][:, 1:, stays:] = part[:, :-1, stays:]
+    return products(row._replace(k=np.concatenate(keys, -1)))
+
+
 def lerope(row, alpha, *, base=1e4, fraction=1.0, layout="half", scaling=None) -> Array:
     """LeRoPE (Mistral Large 4, released code): the frequencies of `rope` times exp(α), α [P]."""
     theta, factor = frequencies(2 * len(alpha), base), 1.0

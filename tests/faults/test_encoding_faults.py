@@ -168,6 +168,8 @@ FIELDS = [
     ("self_extend", "group", [0, 1.5], "at least 1"),
     ("dual_chunk", "chunk_size", [1, 3072.0], "at least 2"),
     ("dual_chunk", "local_size", [-1, 3072, 0.5], "below chunk_size"),
+    ("key_offset", "fraction", [0, 1.5, -0.5, np.nan, "half", True], "(0, 1]"),
+    ("key_offset", "halves", ["no", 1], "True or False"),
     ("rope_pp", "equal", ["both", None], "heads"),
     ("rope_mixed", "base", [1, np.inf], "above 1"),
     ("cayley_string", "axes", [0, 2.0], "at least 1"),

@@ -1,7 +1,7 @@
 """Where a position can enter attention: the kinds of terms, each defined by its formula for a pair.
 
     x      + Input                                                    (once, before the first layer)
-    q', k' = Rotation(q + QueryBias), Rotation(k);    v' = ValueRotation(v)
+    q', k' = Rotation(q + QueryBias), Rotation(KeyOffset(k));    v' = ValueRotation(v)
     score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)     (q'·k' or ChannelDecay
                                                                             or PathProduct)
              + DistanceFormula + DistanceBias + PairBias                      (from positions)
@@ -82,6 +82,7 @@ from pe_jax.encodings.terms.tuples import (
 )
 from pe_jax.encodings.terms.vectors import (
     Input as Input,
+    KeyOffset as KeyOffset,
     QueryBias as QueryBias,
     Rotation as Rotation,
     Scale as Scale,

@@ -9,7 +9,7 @@ from typing import Any
 from pe_jax.encodings.terms.scores import PairBias
 from pe_jax.encodings.terms.softmax import Sink, Unnormalized
 from pe_jax.encodings.terms.term import AroundEngine, ProductTerm, ResultTerm, select
-from pe_jax.encodings.terms.vectors import Rotation, Scale, TracedScalars, Views
+from pe_jax.encodings.terms.vectors import KeyOffset, Rotation, Scale, TracedScalars, Views
 
 
 def reads_lse(terms: tuple) -> bool:
@@ -75,6 +75,7 @@ def check(terms: tuple, logit_cap: Any = None) -> None:
         (Scale, "set a scale"),
         (Unnormalized, "leave weights unnormalized"),
         (ProductTerm, "replace q·k"),
+        (KeyOffset, "offset keys"),
     ):
         if (count := len(select(terms, kind))) > 1:
             raise ValueError(f"{count} terms {what}; keep at most one")

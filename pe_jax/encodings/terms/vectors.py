@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pe_jax.encodings.terms.term import (
     AroundEngine,
@@ -45,6 +46,21 @@ class QueryBias(AroundEngine):
 
     def for_heads(self, share):
         return QueryBias(share(self.u, 0))
+
+
+@kind
+class KeyOffset(AroundEngine):
+    """Takes some `channels` of each key from the key before it in its document, before rotations.
+
+    The first key of a document keeps its own. At most one.
+    """
+
+    channels: tuple[int, ...] = static()
+
+    def offset(self, k: jax.Array, before: jax.Array, follows: jax.Array) -> jax.Array:
+        """Keys [*B, S, K, E] with channels of those `before` them, where one `follows` [*B, S]."""
+        taken = np.isin(np.arange(k.shape[-1]), self.channels)
+        return jnp.where(follows[..., None, None] & taken, before.astype(k.dtype), k)
 
 
 @dataclasses.dataclass(frozen=True)

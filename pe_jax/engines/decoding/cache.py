@@ -71,7 +71,7 @@ def empty(
     * beyond [B, H, S] float32, each key's relative-query term beyond the horizon: if there are
       relative queries and their horizon ends within the capacity;
     * states, for each term [B, H, S, C] float32 if it reads the states of keys, [B, H, 1, C] if its
-      state is a running sum that goes on, else None;
+      state is a running sum that goes on, [B, K, 1, E], the last key, for a `KeyOffset`, else None;
     * tables, for each term [B, H or 1, n, …] float32 if it depends on the distance: its values for
       the n = horizon + 1 (without one, S) distances that occur, evaluated once from `params`, the
       same for each row. They do not follow parameters that change later. Without `params` there are
@@ -124,6 +124,8 @@ def empty(
         return jnp.zeros((batch, heads, rows, width), dtype)
 
     def state(term: Any):
+        if isinstance(term, kinds.KeyOffset):
+            return zeros(dims.kv_heads, dims.head_dim, jnp.float32, 1)
         if term.key_width:
             return zeros(dims.heads, term.key_width, jnp.float32)
         if term.state is not None and term.state.after is not None:
@@ -249,6 +251,12 @@ def extend(
         scale=scale,
         logit_cap=logit_cap,
     )
+    if (
+        kinds.select(terms, kinds.KeyOffset)
+        and mask is not None
+        and not isinstance(mask, kinds.Mask)
+    ):
+        refuse("mask", mask, f"{name} must know which tokens are padding: pass segments= instead")
     for term in added:
         if not isinstance(term, kinds.Sink) or term.state is not None:
             fix = "a cache takes it as part of an encoding alone"
@@ -257,6 +265,7 @@ def extend(
     # Tables and states are those of the encoding's terms, which come first.
     own, none = terms[: len(cache.states)], (None,) * (len(terms) - len(cache.states))
     states = _states(cache, own, x, positions, indices) + none
+    k, last_key = _offset_keys(cache, own, k, indices)
     new_q, new_k, new_v = pipeline.rotated(terms, q, k, v, [positions] * 2, [states] * 2)
     single = single and indices is None and mask is None and layer.chunk is None
     single = single and not any(term.whole_rows(spec) for term in terms)
@@ -266,8 +275,14 @@ def extend(
     beyond = None
     if cache.beyond is not None:
         beyond = one_token.beyond(own, tables, new_k.raw, dims.heads)
-    kept = tuple(  # what is read of keys, or the last value of a running sum
-        old if old is None else x[..., -term.key_width :] if term.key_width else x[:, :, -1:]
+    kept = tuple(  # what is read of keys, or the last value of a running sum, or the last key
+        last_key
+        if isinstance(term, kinds.KeyOffset)
+        else old
+        if old is None
+        else x[..., -term.key_width :]
+        if term.key_width
+        else x[:, :, -1:]
         for term, x, old in zip(own, new_q.states, cache.states, strict=False)
     )
     new = Rows(new_k.x, new_v, new_k.raw, beyond, kept, positions)
@@ -386,6 +401,22 @@ def _states(cache: Cache, terms: tuple, x, positions, indices: Any) -> tuple:
         else:
             states.append(term.state(x, positions, before))
     return tuple(states)
+
+
+def _offset_keys(cache: Cache, terms: tuple, k: jax.Array, indices: Any) -> tuple[jax.Array, Any]:
+    """New keys [B, T, K, E] with what a `KeyOffset` takes of the key before, and the last key."""
+    last: Any = None
+    for term, old in zip(terms, cache.states, strict=True):
+        if isinstance(term, kinds.KeyOffset):
+            row = jnp.arange(k.shape[1])
+            is_token = (row >= 0)[None] if indices is None else indices[1].segments >= 0
+            rank = (cache.start + row)[None] if indices is None else indices[1].rank
+            keys = jnp.concatenate([jnp.swapaxes(old, 1, 2), k], 1)
+            at = jax.lax.cummax(jnp.where(is_token, row + 1, 0), axis=1)[..., None, None]
+            before = jnp.take_along_axis(keys, jnp.pad(at, ((0, 0), (1, 0), (0, 0), (0, 0))), 1)
+            last = jnp.swapaxes(before[:, -1:], 1, 2)
+            k = term.offset(k, before[:, :-1], is_token & (rank > 0))
+    return k, last
 
 
 def _sum_of_tokens(term: Any, x, positions, before, new: Indices) -> jax.Array:

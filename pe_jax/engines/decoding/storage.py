@@ -239,7 +239,9 @@ def truncate(cache: Cache, length) -> Cache:
         known = then.tolist()
         require(bool(fits), "length", known, f"the cache has {now} tokens: pass 0 to {now}")
     if any(state is not None and state.shape[2] < cache.capacity for state in cache.states):
-        raise ValueError("truncate: this scheme keeps only the last value of its running sum")
+        raise ValueError(
+            "truncate: this scheme keeps the last key or value of its running sum only"
+        )
     if cache.ring is not None and (now is None or then is None or now > cache.ring.window):
         same = now is not None and then is not None and (then == now).all()
         fix = "make it without window=, which extend then takes"

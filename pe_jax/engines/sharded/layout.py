@@ -38,6 +38,11 @@ class Contiguous:
         """`positions.per_segment` of segments [B, T] in this layout."""
         return self.spread(pos.per_segment(self.restore(jnp.asarray(segments))))
 
+    def previous(self, x: jax.Array, axis: int, first: int = 0) -> jax.Array:
+        """What the token before each has, `axis` being that of tokens; `first` before the first."""
+        start = jnp.full_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis), first)
+        return jnp.concatenate([start, jax.lax.slice_in_dim(x, 0, -1, axis=axis)], axis)
+
     def state(self, state: State, x: jax.Array, positions) -> jax.Array:
         """The states [*B, T, H, C] of tokens in this layout."""
         return state(x, positions)
@@ -117,6 +122,15 @@ class BlockPermuted(Contiguous):
 
     def restore(self, x):
         return self._cut(x, 1)[:, np.argsort(self.blocks)].reshape(x.shape)
+
+    def previous(self, x, axis, first=0):
+        """Within each block, and of its first token the end of the block before: little travels."""
+        blocks = self._cut(x, axis)
+        ends = jax.lax.index_in_dim(blocks, -1, axis + 1, keepdims=False)
+        in_order = jnp.take(ends, np.argsort(self.blocks), axis)
+        before = jnp.take(super().previous(in_order, axis, first), self.blocks, axis)
+        rest = jax.lax.slice_in_dim(blocks, 0, -1, axis=axis + 1)
+        return jnp.concatenate([jnp.expand_dims(before, axis + 1), rest], axis + 1).reshape(x.shape)
 
     def state(self, state, x, positions):
         """Each block's states by themselves, continued from the block before: no token travels."""
