@@ -26,7 +26,7 @@ PARENTS = np.array([-1, 0, 0, 1, 1, 2, *range(5, 39)])
 OWN = (
     "pope+log_length",
     "wall+selective_rope",
-    "rope_pp+key_offset",
+    "rope_pp+rope_heads+key_offset",
 )  # rotations and states of each head
 
 

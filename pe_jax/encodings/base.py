@@ -244,6 +244,10 @@ class OnAxes(Encoding):
         """Claims of real positions with this number of axes."""
         return Claims(axes=self.axes, real_positions=True)
 
+    def with_axis(self, positions: Any) -> Any:
+        """Positions [..., T, A], which are [..., T] where A is 1."""
+        return positions[..., None] if self.axes == 1 else positions
+
 
 class Shareable(Encoding):
     """A scheme whose parameters are the whole model's if its field `shared` is True."""

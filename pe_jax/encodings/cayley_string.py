@@ -104,5 +104,5 @@ class CayleyString(OnAxes):
 
     def rotate(self, arrays, x, positions):
         """R_position x: [..., T, H, E]."""
-        positions = positions[..., None] if self.axes == 1 else positions
+        positions = self.with_axis(positions)
         return rotate(x, positions, arrays["skew"], arrays["frequencies"], self.layout)

@@ -69,6 +69,6 @@ class RoPEPP(RoPE):
     def rotate_queries(self, imaginary, x, positions, lengths=None):
         """R_m x, times -i in the heads where `imaginary` [H] is 1, else 0: [..., T, H, E]."""
         turned = self.rotate(None, x, positions, lengths)
-        pairs = jnp.zeros(self.rotary_dim(x.shape[-1]) // 2)
-        cos, sin = 1 - imaginary[:, None] + pairs, pairs - imaginary[:, None]
-        return rope.turn(turned, cos, sin, self.layout)
+        shape = len(imaginary), self.rotary_dim(x.shape[-1]) // 2
+        sin = jnp.broadcast_to(-imaginary[:, None], shape)
+        return rope.turn(turned, 1 + sin, sin, self.layout)

@@ -16,6 +16,7 @@ from pe_jax.encodings.deberta import DeBERTa as deberta
 from pe_jax.encodings.rope import RoPE as rope
 from pe_jax.encodings.lerope import LeRoPE as lerope
 from pe_jax.encodings.rope_pp import RoPEPP as rope_pp
+from pe_jax.encodings.rope_heads import RoPEHeads as rope_heads
 from pe_jax.encodings.pope import PoPE as pope
 from pe_jax.encodings.fope import FoPE as fope
 from pe_jax.encodings.rotated_values import RotatedValues as rotated_values
@@ -47,6 +48,7 @@ from pe_jax.encodings.rope_mixed import RoPEMixed as rope_mixed
 from pe_jax.encodings.cayley_string import CayleyString as cayley_string
 from pe_jax.encodings.liere import LieRE as liere
 from pe_jax.encodings.rope_nd import RoPEND as rope_nd
+from pe_jax.encodings.rope_inner import RoPEInner as rope_inner
 from pe_jax.encodings.mrope import MRoPE as mrope
 from pe_jax.encodings.swin import Swin as swin
 from pe_jax.encodings.cpb import CPB as cpb

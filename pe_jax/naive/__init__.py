@@ -36,8 +36,8 @@ _FAMILIES = {
     contextual: "fox cable grape_ap wall selective_rope path wavlm inkling cope stick_breaking"
     " dape",
     relative: "shaw transformer_xl deberta tupe",
-    rotary: "rope rope_pp lerope pope fope rerope self_extend dual_chunk xpos temperature"
-    " log_length key_offset bipe rope_2d rope_mixed cayley_string liere rope_nd mrope",
+    rotary: "rope rope_pp rope_heads rope_inner lerope pope fope rerope self_extend dual_chunk xpos"
+    " temperature log_length key_offset bipe rope_2d rope_mixed cayley_string liere rope_nd mrope",
 }
 _ADDED = "sinusoidal learned sinusoidal_2d learned_2d learned_grid bipe"
 # Functions by name, of positions and D, of a row, of a row and its weights, and of a row.

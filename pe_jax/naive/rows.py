@@ -16,6 +16,7 @@ class Row(NamedTuple):
       positions: [T], or [T, A] of several axes.
       x: the layer's input [T, D], for schemes that read it.
       causal: whether a query sees no later key. Sums along the row read it.
+      shared: how many query heads each key head serves.
     """
 
     q: Array
@@ -23,6 +24,7 @@ class Row(NamedTuple):
     positions: Array
     x: Any = None
     causal: bool = True
+    shared: int = 1
 
     @property
     def distance(self) -> Array:
@@ -37,8 +39,8 @@ def make_row(q, k, positions=None, x=None, causal: bool = True) -> Row:
     """
     q, k = (np.moveaxis(np.asarray(y, np.float64), 1, 0) for y in (q, k))
     positions = np.arange(q.shape[1]) if positions is None else np.asarray(positions)
-    x = None if x is None else np.asarray(x, np.float64)
-    return Row(q, np.repeat(k, len(q) // len(k), axis=0), positions, x, causal)
+    x, shared = None if x is None else np.asarray(x, np.float64), len(q) // len(k)
+    return Row(q, np.repeat(k, shared, axis=0), positions, x, causal, shared)
 
 
 def products(row: Row, scale: float | None = None) -> Array:

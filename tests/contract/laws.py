@@ -32,7 +32,10 @@ EXEMPT: dict[str, dict[str, str]] = {
         "cayley_string": "as rope_mixed; test_cayley_string compares it on images",
         "liere": "as rope_mixed; test_liere compares it on images",
     },
-    "groups": {"selective_rope": "key heads have slices of the input; test_selective_rope"},
+    "groups": {
+        "selective_rope": "key heads have slices of the input; test_selective_rope",
+        "rope_inner": "key heads have slices of one series; test_naive has groups",
+    },
     "alone": {
         "sink": "its logit takes a share where a token sees itself alone",
         "stick_breaking": "weights do not add up to 1; test_stick_breaking has its law",

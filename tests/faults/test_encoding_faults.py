@@ -170,6 +170,11 @@ FIELDS = [
     ("dual_chunk", "local_size", [-1, 3072, 0.5], "below chunk_size"),
     ("key_offset", "fraction", [0, 1.5, -0.5, np.nan, "half", True], "(0, 1]"),
     ("key_offset", "halves", ["no", 1], "True or False"),
+    ("rope_heads", "axes", [0, 2.0], "at least 1"),
+    ("rope_heads", "heads", [(), (1,), (0, -1), (0.0,), 2], "axes from 0 to 0, or None"),
+    ("rope_inner", "axes", [0, 3.0], "at least 1"),
+    ("rope_inner", "base", [1, np.inf], "above 1"),
+    ("rope_inner", "layout", ["split"], "half"),
     ("rope_pp", "equal", ["both", None], "heads"),
     ("rope_mixed", "base", [1, np.inf], "above 1"),
     ("cayley_string", "axes", [0, 2.0], "at least 1"),
@@ -184,7 +189,15 @@ FIELDS = [
     ("rope_mixed", "scaling", ["yarn", 4.0, (None,), (None, len)], "each of 2"),
 ]
 ROTATED = [row[1:] for row in FIELDS if row[0] == "rope"]
-OF_ROPE = ("rope_pp", "lerope", "rerope", "self_extend", "dual_chunk", "rotated_values")
+OF_ROPE = (
+    "rope_pp",
+    "rope_heads",
+    "lerope",
+    "rerope",
+    "self_extend",
+    "dual_chunk",
+    "rotated_values",
+)
 FIELDS += [(name, *row) for name in OF_ROPE for row in ROTATED]
 
 

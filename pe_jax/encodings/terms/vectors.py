@@ -60,7 +60,8 @@ class KeyOffset(AroundEngine):
     def offset(self, k: jax.Array, before: jax.Array, follows: jax.Array) -> jax.Array:
         """Keys [*B, S, K, E] with channels of those `before` them, where one `follows` [*B, S]."""
         taken = np.isin(np.arange(k.shape[-1]), self.channels)
-        return jnp.where(follows[..., None, None] & taken, before.astype(k.dtype), k)
+        taken = follows[..., None, None] & align(taken, k)
+        return jnp.where(taken, before.astype(k.dtype), k)
 
 
 @dataclasses.dataclass(frozen=True)

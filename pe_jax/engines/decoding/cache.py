@@ -408,10 +408,10 @@ def _offset_keys(cache: Cache, terms: tuple, k: jax.Array, indices: Any) -> tupl
     last: Any = None
     for term, old in zip(terms, cache.states, strict=True):
         if isinstance(term, kinds.KeyOffset):
-            row = jnp.arange(k.shape[1])
-            is_token = (row >= 0)[None] if indices is None else indices[1].segments >= 0
-            rank = (cache.start + row)[None] if indices is None else indices[1].rank
-            keys = jnp.concatenate([jnp.swapaxes(old, 1, 2), k], 1)
+            row = jnp.arange(k.shape[1], dtype=jnp.int32)[None]
+            is_token = row >= 0 if indices is None else indices[1].segments >= 0
+            rank = row + cache.start if indices is None else indices[1].rank
+            keys = jnp.concatenate([jnp.swapaxes(old, 1, 2).astype(k.dtype), k], 1)
             at = jax.lax.cummax(jnp.where(is_token, row + 1, 0), axis=1)[..., None, None]
             before = jnp.take_along_axis(keys, jnp.pad(at, ((0, 0), (1, 0), (0, 0), (0, 0))), 1)
             last = jnp.swapaxes(before[:, -1:], 1, 2)
