@@ -27,6 +27,7 @@ T = 48  # on four devices: twelve tokens each, in four tiles of three
 IDS = np.repeat(np.int32([[0, 1, 2, -1], [3, 4, 4, -1]]), [9, 8, 20, 11], axis=1)
 CASES = [c for c in SINGLE + SUMS if not util.terms(c.encoding, PathProduct, RowSum)]
 SLOW = pytest.mark.slow
+HEADS = "rope_pp(fraction=0.5,equal='cache')+rope_heads+key_offset"  # more than the model has
 BOTH = "t5(num_buckets=8,max_distance=6,bidirectional=True)"
 
 
@@ -240,6 +241,7 @@ def trained(spec: str, **axes: int) -> Trainer:
         pytest.param(f"fox+{T5}", {"data": 2, "seq": 2, "model": 2}, marks=SLOW),
         pytest.param("learned(length=40)+rope", {"data": 2, "fsdp": 2, "seq": 2}, marks=SLOW),
         pytest.param("transformer_xl", {"seq": 2, "model": 2}, marks=SLOW),
+        pytest.param(HEADS, {"data": 2, "seq": 2, "model": 2}, marks=SLOW),
         pytest.param({"encoding": "rope,nope", "window": 5}, {"seq": 4}, marks=SLOW),
         pytest.param({"encoding": "tupe(length=40)", "remat": True}, {"seq": 2}, marks=SLOW),
     ],

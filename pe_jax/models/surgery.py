@@ -57,15 +57,15 @@ def with_fields_of(rope: Encoding, new: Encoding) -> Encoding:
 
 def require_same_heads(config: ModelConfig, old: Encoding, new: Encoding) -> None:
     """Raises ConfigError unless a layer has the same projections with both encodings (RoPE++)."""
-    (sizes, queries), (others, other_queries) = (
-        (dims, e.query_heads(dims)) for e in (old, new) for dims in [e.layer_dims(config.dims)]
-    )
-    if (sizes, queries) != (others, other_queries):
-        had, has = (
-            f"{a} queries for {b.heads} heads, {b.kv_heads} key heads"
-            for a, b in ((queries, sizes), (other_queries, others))
-        )
-        raise ConfigError(f"encoding={new!r}: it has {has}; the weights, of {old!r}, have {had}")
+
+    def heads(encoding: Encoding) -> str:
+        dims = encoding.layer_dims(config.dims)
+        queries = encoding.query_heads(dims)
+        return f"{queries} queries for {dims.heads} heads, {dims.kv_heads} key heads"
+
+    fix = f"the weights, of {old!r}, have {heads(old)}; pass an encoding that has these"
+    if heads(old) != heads(new):
+        raise ConfigError(f"encoding={new!r} has {heads(new)}: {fix}")
 
 
 def parts_of(encoding: Encoding) -> tuple[Encoding, ...]:

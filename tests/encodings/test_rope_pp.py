@@ -114,5 +114,5 @@ def test_what_does_not_fit_is_an_error():
     with pytest.raises(ValueError, match="heads=3: real and imaginary heads are pairs"):
         pe_jax.make("rope_pp").check(pe_jax.Dims(24, 3, 3, 8))
     model = Transformer(config("rope"), rngs=nnx.Rngs(0))
-    with pytest.raises(ConfigError, match="2 queries for 4 heads, 1 key heads; the weights, of"):
+    with pytest.raises(ConfigError, match="2 queries for 4 heads, 1 key heads: the weights, of"):
         surgery.with_encoding(model, "rope_pp")
