@@ -56,7 +56,10 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
     "rope_pp": [{"layout": "interleaved", "fraction": 0.5}],
     "rope_heads": [{}, {"axes": 3, "heads": (2, None), "layout": "interleaved"}],
-    "rope_inner": [{"base": 3.0}, {"base": 3.0, "axes": 1, "layout": "half"}],
+    "rope_inner": [
+        {"sizes": (9.0, 7.0, 8.0), "base": 3.0},
+        {"sizes": (9.0,), "base": 3.0, "layout": "half"},
+    ],
     "lerope": [{"layout": "interleaved"}],
     "fope": [{"length": 64, "learned": True}],
     "xpos": [{"scale_base": 8}],

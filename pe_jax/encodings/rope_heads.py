@@ -16,7 +16,6 @@ them here; its entropy of keys, by which it finds them, and its noise instead of
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -28,18 +27,6 @@ from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, require
-
-
-def frequencies(theta: np.ndarray, axis_of: tuple[int | None, ...], axes: int = 1) -> jax.Array:
-    """Those of each head on each axis, for `rope_mixed.rotate`: float32 [A, K, F].
-
-    Args:
-      theta: frequencies of a head that turns, float64 [F].
-      axis_of: the axis of each of K key heads, or None.
-      axes: A.
-    """
-    axis = np.array([axes if own is None else own for own in axis_of])
-    return jnp.asarray((np.arange(axes)[:, None] == axis)[..., None] * theta, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +58,13 @@ class RoPEHeads(OnAxes, rope.Scaled):  # pyright: ignore[reportIncompatibleVaria
 
     def terms(self, params, dims):
         theta = angles.geometric(self.rotary_dim(dims.head_dim), self.base)
-        axis_of = np.repeat(np.array(self.heads, object), dims.kv_heads // len(self.heads))
-        table = frequencies(rope.scaled(theta, self.base, self.scaling), tuple(axis_of), self.axes)
+        theta = rope.scaled(theta, self.base, self.scaling)
+        axis = np.repeat(  # of each key head; what does not turn has one that is not there
+            [self.axes if own is None else own for own in self.heads],
+            dims.kv_heads // len(self.heads),
+        )
+        table = (np.arange(self.axes)[:, None] == axis)[..., None] * theta  # [A, K, F]
+        table = jnp.asarray(table, jnp.float32)
         return (Rotation(self.rotate, self.rotate, table, heads=1),)
 
     def rotate(self, table, x, positions):

@@ -295,20 +295,19 @@ def rope_nd(
 rope_2d = functools.partial(rope_nd, axes=2)  # Heo et al., arXiv 2403.13298: row and column
 
 
-def rope_inner(row: Row, *, axes=3, base=1e4, layout="interleaved") -> Array:
+def rope_inner(row: Row, *, sizes=(20.0, 2048.0, 2048.0), base=1e4, layout="interleaved") -> Array:
     """LTX-Video, arXiv 2501.00103 (released code): axes take turns over the width of all heads.
 
-    From their code for key heads: a series from π/2 up to base·π/2 for each axis, zeros in front.
+    From their code for key heads: a series from π/2 to base·π/2 of 2·distance/size for each axis,
+    zeros in front.
     """
-    keys, dim = len(row.k) // row.shared, row.k.shape[-1]
-    angle = np.multiply.outer(
-        row.distance.reshape(*row.distance.shape[:2], axes),
-        np.pi / 2 * np.geomspace(1, base, keys * dim // (2 * axes)),
-    )  # [T, T, axes, n]
-    flat = np.swapaxes(angle, -1, -2).reshape(*angle.shape[:2], -1)
+    keys, dim, axes = len(row.k) // row.shared, row.k.shape[-1], len(sizes)
+    shares = 2 * row.distance.reshape(*row.distance.shape[:2], axes) / np.array(sizes)
+    series = np.pi / 2 * np.geomspace(1, base, keys * dim // (2 * axes))
+    flat = np.swapaxes(shares[..., None] * series, -1, -2).reshape(*shares.shape[:2], -1)
     flat = np.pad(flat, ((0, 0), (0, 0), (keys * dim // 2 - flat.shape[-1], 0)))
-    each_head = np.moveaxis(flat.reshape(*angle.shape[:2], keys, dim // 2), 2, 0)
-    return rotated(row, np.repeat(each_head, row.shared, axis=0), layout)
+    angle = np.moveaxis(flat.reshape(*shares.shape[:2], keys, dim // 2), 2, 0)
+    return rotated(row, np.repeat(angle, row.shared, axis=0), layout)
 
 
 def rope_heads(row: Row, *, heads=(0, None), axes=1, **of_rope) -> Array:

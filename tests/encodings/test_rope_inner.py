@@ -12,7 +12,7 @@ H, E, T = 4, 8, 7
 
 
 def turned_as_ltx(x: np.ndarray, grid: np.ndarray, layout: str, base: float) -> np.ndarray:
-    """x [T, H, E] at grid [T, A], a share of 20 frames, 2,048 rows and 2,048 columns each.
+    """x [T, H, E] at grid [T, A], shares of 20 frames, 2,048 rows and 2,048 columns.
 
     Theirs has cosines and sines of the whole width, ones and zeros in front where axes do not fill
     it, and cuts x (interleaved) or them (split) into heads.
@@ -32,23 +32,26 @@ def turned_as_ltx(x: np.ndarray, grid: np.ndarray, layout: str, base: float) -> 
 
 @pytest.mark.parametrize("axes", [3, 1])
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
-def test_it_turns_as_ltx_does(layout, axes):
-    grid = np.random.default_rng(0).uniform(size=(T, axes))
-    places = (2 * grid - 1).astype(np.float32)
+def test_products_are_those_of_ltx(layout, axes):
+    """Theirs turns all vectors by a constant more, and has the share of a position in its size."""
+    sizes = (20.0, 2048.0, 1024.0)[:axes]
+    places = np.random.default_rng(0).uniform(size=(T, axes)).astype(np.float32) * np.float32(sizes)
     q, k = util.noise(T, H, E, seed=1), util.noise(T, H, E, seed=2)
-    spec = f"rope_inner(layout={layout!r},axes={axes})"
+    spec = f"rope_inner(layout={layout!r},sizes={sizes})"
     found = pe_jax.rotate(spec, q, k, places if axes > 1 else places[:, 0])
-    want = [turned_as_ltx(x.astype(float), (places + 1.0) / 2, layout, 1e4) for x in (q, k)]
-    assert_close(found, tuple(want), 2e-3)
+    want = [turned_as_ltx(x.astype(float), places / sizes, layout, 1e4) for x in (q, k)]
+    assert_close(*(np.einsum("the,she->hts", *pair) for pair in (found, want)), 5e-3)
 
 
 def test_every_head_has_other_frequencies_and_what_is_left_does_not_turn():
-    table = np.asarray(rope_inner.frequencies(H, E))  # 16 pairs: 5 for each axis, and one
+    table = np.asarray(
+        rope_inner.frequencies(H, E, (1, 1, 1))
+    )  # 16 pairs: 5 for each axis, and one
     assert table.shape == (3, H, E // 2) and not table[:, 0, 0].any()
     assert ((table > 0).sum(0).reshape(-1)[1:] == 1).all()
-    slowest = table.sum(0).reshape(-1)[1:].reshape(-1, 3)
-    np.testing.assert_allclose(slowest[[0, -1]], np.pi / 2 * np.array([[1] * 3, [1e4] * 3]), 1e-6)
-    assert (np.diff(slowest[:, 0]) > 0).all()
+    in_turn = table.sum(0).reshape(-1)[1:].reshape(-1, 3)
+    np.testing.assert_allclose(in_turn[[0, -1]], np.pi * np.array([[1] * 3, [1e4] * 3]), 1e-6)
+    assert (np.diff(in_turn[:, 0]) > 0).all()
 
 
 @pytest.mark.parametrize("dims, words", [((10, 2, 5), "even head width"), ((2, 1, 2), "two pairs")])

@@ -172,7 +172,7 @@ FIELDS = [
     ("key_offset", "halves", ["no", 1], "True or False"),
     ("rope_heads", "axes", [0, 2.0], "at least 1"),
     ("rope_heads", "heads", [(), (1,), (0, -1), (0.0,), 2], "axes from 0 to 0, or None"),
-    ("rope_inner", "axes", [0, 3.0], "at least 1"),
+    ("rope_inner", "sizes", [(), (20.0, 0), 20.0, (np.inf,)], "positive numbers"),
     ("rope_inner", "base", [1, np.inf], "above 1"),
     ("rope_inner", "layout", ["split"], "half"),
     ("rope_pp", "equal", ["both", None], "heads"),
