@@ -29,7 +29,7 @@ from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.engines.tiled import Tiled
 from pe_jax.numerics.arrays import require_array, require_key
 from pe_jax.numerics.position_arrays import as_positions, check_near, concrete, padding_at_zero
-from pe_jax.validation import is_real, refuse, require, require_bool, shown
+from pe_jax.validation import is_int, is_real, refuse, require, require_bool, shown
 
 AXES = " (q, k and v have axes [*B, T, H, E]: are heads and tokens swapped?)"
 DTYPES = frozenset(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
@@ -177,6 +177,9 @@ def terms(terms: Any, dims: Dims, axes: int = 1) -> tuple[Term, ...]:
         elif isinstance(term, kinds.QueryBias):
             require_array(name, term.u)
             shape(name, term.u, (heads, width))
+        elif isinstance(term, kinds.KeyOffset):
+            fits = all(is_int(n, 0) and n < width for n in term.channels)
+            require(fits, f"{name}.channels", term.channels, f"pass some of 0 to {width - 1}")
         elif isinstance(term, kinds.ByDistance):
             values = jax.eval_shape(term.at, _distances(7, axes))
             tail = values.shape[2:] if isinstance(term, kinds.DistanceVectors) else ()

@@ -230,6 +230,7 @@ ATTENTION: Calls = [
     (terms(pe_jax.Sink(TABLE[:, :1])), "terms: Sink has shape [4, 1]"),
     (terms(pe_jax.Sink(0.0)), "terms: Sink=0.0 is a float; pass an array"),
     (terms(pe_jax.QueryBias(TABLE[:3, :E])), "terms: QueryBias has shape [3, 8]; pass [4, 8]"),
+    (terms(pe_jax.KeyOffset((0, 8))), "KeyOffset.channels=(0, 8): pass some of 0 to 7"),
     (terms(pe_jax.DistanceBias(rows, TABLE[:3])), "DistanceBias of 7 distances has shape [3, 7]"),
     (terms(pe_jax.DistanceBias(of_one_head, TABLE)), "has shape [7]; pass [4, 7] or [1, 7]"),
     (terms(pe_jax.RelativeKeys(rows, util.noise(H, 4, 3))), "RelativeKeys", "[4, 7, 3]; pass [4"),

@@ -251,11 +251,8 @@ def extend(
         scale=scale,
         logit_cap=logit_cap,
     )
-    if (
-        kinds.select(terms, kinds.KeyOffset)
-        and mask is not None
-        and not isinstance(mask, kinds.Mask)
-    ):
+    is_array = mask is not None and not isinstance(mask, kinds.Mask)
+    if is_array and kinds.select(terms, kinds.KeyOffset):
         refuse("mask", mask, f"{name} must know which tokens are padding: pass segments= instead")
     for term in added:
         if not isinstance(term, kinds.Sink) or term.state is not None:
@@ -275,17 +272,17 @@ def extend(
     beyond = None
     if cache.beyond is not None:
         beyond = one_token.beyond(own, tables, new_k.raw, dims.heads)
-    kept = tuple(  # what is read of keys, or the last value of a running sum, or the last key
-        last_key
-        if isinstance(term, kinds.KeyOffset)
-        else old
-        if old is None
-        else x[..., -term.key_width :]
-        if term.key_width
-        else x[:, :, -1:]
-        for term, x, old in zip(own, new_q.states, cache.states, strict=False)
-    )
-    new = Rows(new_k.x, new_v, new_k.raw, beyond, kept, positions)
+
+    def kept(term: Any, state: Any, old: Any) -> Any:
+        """What is read of keys, or the last value of a running sum, or the last key."""
+        if isinstance(term, kinds.KeyOffset):
+            return last_key
+        if old is None:
+            return None
+        return state[..., -term.key_width :] if term.key_width else state[:, :, -1:]
+
+    of_terms = tuple(map(kept, own, new_q.states, cache.states))
+    new = Rows(new_k.x, new_v, new_k.raw, beyond, of_terms, positions)
     before, cache = cache, append(cache, new)
 
     rows, index = in_sight(before, cache, new)
