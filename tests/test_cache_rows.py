@@ -31,6 +31,7 @@ KINDS = util.first_of_kinds(CAUSAL) | {c for c in CAUSAL if c.name.startswith(OT
 of_each_kind = each(CAUSAL, quick=KINDS)
 # What is done to arrays of a cache, whatever they mean: a scheme for each form of them.
 FORMS = ("nope", "key_offset", "t5(num_buckets=6", "deberta(buckets=None", "fox", "selective_rope")
+FORMS += ("path",)
 of_each_form = each(CAUSAL, quick={c for c in CAUSAL if c.name.startswith(FORMS)})
 
 
@@ -225,7 +226,8 @@ def test_a_step_may_donate_a_copy():
 
 
 def test_a_decode_step_is_exported():
-    for case, options in ((CAUSAL[0], {}), (CAUSAL[0], {"window": 8})):
+    (path,) = [c for c in CAUSAL if c.name == "path"]
+    for case, options in ((CAUSAL[0], {}), (CAUSAL[0], {"window": 8}), (path, {})):
         start = windowed(case, 8) if options else past(case)
         step = jax.jit(functools.partial(extend, case, **options))
         held, more = step(start, util.inputs(6))[1], [x[:, :1] for x in util.inputs(6)]
@@ -233,7 +235,9 @@ def test_a_decode_step_is_exported():
         assert_close(jax.export.deserialize(saved).call(held, more)[0], step(held, more)[0], 1e-6)
 
 
-@pytest.mark.parametrize("scheme, name", [("fox", "states"), ("deberta(buckets=None", "beyond")])
+@pytest.mark.parametrize(
+    "scheme, name", [("fox", "states"), ("deberta(buckets=None", "beyond"), ("path", "mapped")]
+)
 def test_sums_and_tables_of_a_cache_stay_float32(scheme, name):
     """A policy of half precision over all of its arrays put FoX's outputs off by 0.9."""
     case = next(c for c in CAUSAL if c.name.startswith(scheme))

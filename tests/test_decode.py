@@ -118,7 +118,11 @@ def test_a_cache_holds_what_the_terms_need(case):
     assert (empty.beyond is not None) == (queries and n < S)
     assert empty.beyond is None or empty.beyond.shape == (B, H, S)
     for term, state, table in zip(terms(case, Term), empty.states, empty.tables, strict=True):
-        if isinstance(term, TokenBias | PathProduct | ChannelDecay):
+        if isinstance(term, PathProduct):
+            keys, maps, length = empty.mapped
+            assert state is None and keys.shape == (B, H, S, E) and length.shape == (B,)
+            assert maps.shape == (B, H, S, 2 * E) and keys.dtype == maps.dtype == jnp.float32
+        elif isinstance(term, TokenBias | ChannelDecay):
             assert state.shape == (B, H, S, term.state.width) and state.dtype == jnp.float32
         elif isinstance(term, Rotation) and term.state:  # of the last token, whose sum goes on
             assert state.shape == (B, H, 1, term.state.width) and state.dtype == jnp.float32

@@ -1,6 +1,7 @@
 """PaTH attention against arXiv 2505.16381."""
 
 import logging
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from pe_jax import naive
 from pe_jax.engines import dispatch
 from pe_jax.engines.tiled import Tiled, TileSizes
 from pe_jax.naive import contextual
+from tests import util
 from tests.calls import outcomes
 from tests.encodings.common import (
     HEAD_DIM,
@@ -25,6 +27,7 @@ from tests.encodings.common import (
     random_params,
     row,
 )
+from tests.test_engines import intermediates
 from tests.util import assert_close
 
 PATH = pe_jax.make("path")
@@ -74,3 +77,33 @@ def test_later_keys_are_refused_and_tokens_in_another_order_are_dense(caplog):
     for engine in ("tiled", Tiled()):
         with pytest.raises(ValueError, match="in tiles: queries and keys must be.*'dense'"):
             pe_jax.attention(q, q, q, **given, **order, implementation=engine)
+
+
+def test_a_long_prompt_maps_the_keys_in_parts_and_drafts_that_are_taken_back_map_none():
+    """Three documents; nothing is as large as all pairs of tokens."""
+    rng, dims = np.random.default_rng(7), pe_jax.Dims(WIDTH, HEADS, HEADS, HEAD_DIM)
+    q, k, v = rng.standard_normal((3, 1, 160, HEADS, HEAD_DIM), np.float32)
+    x, ids = rng.standard_normal((1, 160, WIDTH), np.float32), np.arange(160)[None] // 70
+    given = {"encoding": PATH, "params": random_params(PATH), "dims": dims}
+    tokens = {"q": q, "k": k, "v": v, "x": x, "segments": ids}
+
+    def run(held, first, end):
+        part = {name: array[:, first:end] for name, array in tokens.items()}
+        return pe_jax.cache.extend(held, **part, **given)
+
+    @util.jit
+    def decode(held):
+        out, held = run(held, 0, 150)
+        _, drafts = run(held, 152, 156)
+        outs = [out]
+        held = pe_jax.cache.truncate(drafts, 150)
+        for n in range(150, 153):
+            out, held = run(held, n, n + 1)
+            outs.append(out)
+        return jnp.concatenate(outs, 1)
+
+    empty = pe_jax.cache.empty(PATH, 1, 512, dims)
+    want = pe_jax.attention(q, k, v, x=x, q_segments=ids, **given, implementation="dense")
+    assert_close(decode(empty), want[:, :153], 2e-5)
+    shapes = intermediates(jax.make_jaxpr(lambda held: run(held, 0, 150))(empty).jaxpr)
+    assert max(math.prod(shape) for shape in shapes) < 150 * 512

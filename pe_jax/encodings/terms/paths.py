@@ -32,25 +32,33 @@ class PathProduct(ProductTerm):
     """
 
     along_rows = True
+    maps_keys = True
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def key_width(self):
+        return 0
 
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:
         """Products of all pairs whose key is not later: float32 [B, H, T, S] for k.x [B, K, S, E].
 
-        With T the inverse of I + the part of u_s·w_t below the diagonal (the UT transform; Joffrain
-        et al., 2006), q_i·k_j loses Σ_{s ≤ i} Σ_{t > j} (q_i·w_s) T_st (u_t·k_j).
+        The state of the keys is None, or in a cache these keys as `mapped` by all tokens before the
+        queries, [B, H, S, E]: those that map them further are the queries' own.
         """
-        u, w = jnp.split(states[1], 2, axis=-1)
-        x, keys = q.x.astype(jnp.float32), repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32)
-        later = _order(k.tokens, k.tokens, 1)
-        u_w = jnp.where(later, einsum("bhse,bhte->bhst", u, w), 0)
-        u_k = jnp.where(later, einsum("bhte,bhje->bhtj", u, keys), 0)
-        q_w = einsum("bhie,bhse->bhis", x, w)
-        q_w = jnp.where(_order(q.tokens, k.tokens, 0), q_w, 0)
-        solved = solve_unit_lower(jnp.broadcast_to(u_w, u_k.shape), u_k)
-        lost = einsum("bhis,bhsj->bhij", q_w, solved)
+        (maps, keys), tokens, solve = states, q.tokens, _solve_few
+        if keys is None:
+            keys, tokens = repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32), k.tokens
+            solve = solve_unit_lower
+        x, w = q.x.astype(jnp.float32), maps[..., self.state.width // 2 :]
+        q_w = jnp.where(_order(q.tokens, tokens, 0), einsum("bhie,bhse->bhis", x, w), 0)
+        lost = einsum("bhis,bhsj->bhij", q_w, _lost(solve, keys, k.tokens, maps, tokens))
         return einsum("bhie,bhje->bhij", x, keys) - lost
+
+    def mapped(self, keys: jax.Array, k: Tokens, maps: jax.Array, tokens: Tokens) -> jax.Array:
+        """Keys [B, H, S, E] after the maps u ‖ w [B, H, T, 2E] of those tokens that are later."""
+        w = maps[..., self.state.width // 2 :]
+        return keys - einsum("bhse,bhsj->bhje", w, _lost(_solve_few, keys, k, maps, tokens))
 
     def whole_rows(self, spec: Any) -> bool:
         """Tiles take queries and keys that are the same tokens in order, under a causal mask."""
@@ -58,6 +66,23 @@ class PathProduct(ProductTerm):
 
     def in_tiles(self):
         return PathTiles(self.state)
+
+
+def _lost(solve, keys, k: Tokens, maps, tokens: Tokens) -> jax.Array:
+    """Σ_{t > j} T_st (u_t·k_j), [B, H, T, S]: q_i·k_j loses it times q_i·w_s for each s ≤ i.
+
+    T is the inverse of I + the part of u_s·w_t below the diagonal (the UT transform; Joffrain et
+    al., 2006).
+    """
+    u, w = jnp.split(maps, 2, axis=-1)
+    u_w = jnp.where(_order(tokens, tokens, 1), einsum("bhse,bhte->bhst", u, w), 0)
+    u_k = jnp.where(_order(tokens, k, 1), einsum("bhte,bhje->bhtj", u, keys), 0)
+    return solve(jnp.broadcast_to(u_w, (len(u_k), *u_w.shape[1:])), u_k)
+
+
+def _solve_few(lower: jax.Array, right: jax.Array) -> jax.Array:
+    """`solve_unit_lower` of few rows, without the costs of calling LAPACK for each head."""
+    return right if lower.shape[-1] == 1 else matmul(inverse_unit_lower(lower), right)
 
 
 def _order(rows: Tokens, columns: Tokens, least: int) -> jax.Array:
@@ -97,7 +122,7 @@ class PathTiles(RowTerm):
         length = side
         while length > CHUNK and length % 2 == 0:
             length //= 2
-        u, w = jnp.split(states[1], 2, axis=-1)
+        u, w = jnp.split(states[0], 2, axis=-1)
         ids = k.tokens.segments
         ids = None if ids is None else ids.reshape(len(ids), 1, -1, length)
         queries, keys, u, w = (

@@ -236,12 +236,22 @@ class ScoreTerm(Term):
 
 
 class ProductTerm(Term):
-    """Replaces q·k; at most one per call. `slow_on_diagonal`: a pair costs more near a query."""
+    """Replaces q·k; at most one per call.
+
+    Attributes:
+      slow_on_diagonal: a pair costs more near a query.
+      maps_keys: each token maps all keys before it (`mapped`); a cache keeps them so.
+    """
 
     slow_on_diagonal: ClassVar[bool] = False
+    maps_keys: ClassVar[bool] = False
 
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:
         """What replaces q·k, before the scale: float32 [B, H, T, S]."""
+        raise NotImplementedError
+
+    def mapped(self, keys: jax.Array, k: Tokens, maps: jax.Array, tokens: Tokens) -> jax.Array:
+        """Keys [B, H, S, E] after the maps of later tokens, of states `maps` [B, H, T, C]."""
         raise NotImplementedError
 
 

@@ -22,26 +22,30 @@ from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
 from pe_jax.encodings.terms import Side, Tokens
-from pe_jax.engines import checks, dispatch, encoding_checks, pipeline
+from pe_jax.engines import checks, dispatch, encoding_checks, pipeline, reference
 from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.engines.decoding import one_token
 from pe_jax.engines.decoding.ring_buffer import ring_buffer
 from pe_jax.engines.decoding.storage import (
     Cache,
     Indices,
+    Mapped,
     Rows,
     add_segments,
     append,
+    check_fit,
     in_sight,
     next_positions,
     require_cache,
     take,
     truncate,
     with_segments,
+    write_rows,
 )
 from pe_jax.engines.sharded import axes
 from pe_jax.engines.sharded.axes import step_under_auto_axes
 from pe_jax.engines.sharded.layout import CONTIGUOUS
+from pe_jax.numerics.arrays import repeat_heads
 from pe_jax.numerics.position_arrays import check_exact, concrete
 from pe_jax.validation import is_int, python_ints, refuse, require
 
@@ -71,7 +75,9 @@ def empty(
     * beyond [B, H, S] float32, each key's relative-query term beyond the horizon: if there are
       relative queries and their horizon ends within the capacity;
     * states, for each term [B, H, S, C] float32 if it reads the states of keys, [B, H, 1, C] if its
-      state is a running sum that goes on, [B, K, 1, E], the last key, for a `KeyOffset`, else None;
+       state is a running sum that goes on, [B, K, 1, E], the last key, for a `KeyOffset`, else None;
+    * mapped, keys [B, H, S, E] and states [B, H, S, C] float32, if tokens map the keys before them
+       (PaTH): each new token maps them all, and after a `truncate` they are mapped anew;
     * tables, for each term [B, H or 1, n, …] float32 if it depends on the distance: its values for
       the n = horizon + 1 (without one, S) distances that occur, evaluated once from `params`, the
       same for each row. They do not follow parameters that change later. Without `params` there are
@@ -132,8 +138,12 @@ def empty(
             return zeros(dims.heads, term.state.width, jnp.float32, 1)
         return None
 
+    width, mapped = _key_width(terms, shape, dims), None
+    for _, term in _mapping(terms):
+        keys, maps = (zeros(dims.heads, n, jnp.float32) for n in (width, term.state.width))
+        mapped = Mapped(keys, maps, jnp.zeros(batch, jnp.int32))
     return Cache(
-        k=zeros(dims.kv_heads, _key_width(terms, shape, dims)),
+        k=zeros(dims.kv_heads, width),
         v=zeros(dims.kv_heads, dims.head_dim),
         k_raw=zeros(dims.kv_heads, dims.head_dim) if relative and rotated else None,
         beyond=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if beyond else None,
@@ -141,6 +151,7 @@ def empty(
         tables=tables,
         positions=jnp.zeros(shape, jnp.int32),
         length=jnp.zeros(batch, jnp.int32),
+        mapped=mapped,
         made_for=_made_for(encoding, capacity),
         ring=ring,
     )
@@ -223,6 +234,11 @@ def extend(
     if not (sizes.rows and sizes.queries):
         return jnp.zeros(result.shape, q.dtype), cache
     start, count, indices = cache.start, sizes.queries, None
+    if cache.mapped is not None and count > PART and implementation is None and mask is None:
+        check_fit(cache, count)
+        options = {"encoding": layer, "params": params, "dims": dims, "terms": terms}
+        options |= {"causal": causal, "scale": scale, "logit_cap": logit_cap, "embedded": embedded}
+        return _in_parts(cache, (q, k, v, x, positions, segments), **options)
     single = positions is None and count == 1 and implementation is None
     if segments is not None or cache.segments is not None:
         cache, *indices = add_segments(cache, segments, count)
@@ -265,7 +281,6 @@ def extend(
     k, last_key = _offset_keys(cache, own, k, indices)
     new_q, new_k, new_v = pipeline.rotated(terms, q, k, v, [positions] * 2, [states] * 2)
     single = single and indices is None and mask is None and layer.chunk is None
-    single = single and not any(term.whole_rows(spec) for term in terms)
     missing = cache.tables is None and (single or cache.beyond is not None)
     tables: Any = _first_row(cache.tables)
     tables = one_token.tables(own, cache.capacity) if missing else tables
@@ -289,7 +304,11 @@ def extend(
     of_new, of_rows = _both_sides(spec, positions, count, start, rows, index, indices)
     k_raw = rows.k if rows.k_raw is None else rows.k_raw
     k_raw = None if new_k.raw is None else k_raw.astype(q.dtype)
-    key_states = (x if term.key_width else None for term, x in zip(own, rows.states, strict=True))
+    key_states = [x if term.key_width else None for term, x in zip(own, rows.states, strict=True)]
+    for n, term in _mapping(own):
+        maps = new_q.states[n]
+        key_states[n], mapped = _mapped(term, before, new_k.x, maps, of_new, of_rows)
+        cache = dataclasses.replace(cache, mapped=mapped._replace(length=cache.length))
     k_side = Side(rows.k.astype(q.dtype), k_raw, (*key_states, *none), of_rows)
     values = rows.v.astype(q.dtype)
     pairs = checks.pair_arrays(mask, None, sizes, values.shape[2], implementation, CONTIGUOUS)
@@ -298,6 +317,8 @@ def extend(
         values = jnp.where(seen, values, jnp.zeros((), values.dtype))
     call = Call(spec, terms, new_q._replace(tokens=of_new), k_side, values, **pairs)
     engine: Any = implementation
+    if engine is None and cache.mapped is not None:  # few tokens
+        engine = reference.attend
     if single:
         held = {"beyond": cache.beyond, "tables": (*tables, *none), "at": start}
         engine = functools.partial(one_token.attend, ring=cache.ring is not None, **held)
@@ -307,13 +328,71 @@ def extend(
     return out, cache
 
 
+PART = 64  # tokens that map keys at a time
+
+
+def _mapping(terms: tuple) -> list[tuple[int, Any]]:
+    """The term whose tokens map keys, and its number; or none."""
+    each = enumerate(terms)
+    return [(n, t) for n, t in each if isinstance(t, kinds.ProductTerm) and t.maps_keys]
+
+
+def _in_parts(cache: Cache, tokens: tuple, **options: Any) -> tuple[jax.Array, Cache]:
+    """`extend` by q, k, v, x, positions and segments of many tokens, a few at a time."""
+
+    def part(cache, tokens):
+        q, k, v, x, positions, segments = tokens
+        given = {"x": x, "segments": segments}
+        out, cache = extend(cache, q, k, v, positions, **given, **options)
+        return cache, out
+
+    count = tokens[0].shape[1]
+    first = count - (count - 1) // PART * PART  # 1 to PART; then the cache's arrays are there
+    cache, out = part(cache, jax.tree.map(lambda x: x[:, :first], tokens))
+
+    def cut(x):
+        return jnp.moveaxis(x[:, first:].reshape(len(x), -1, PART, *x.shape[2:]), 1, 0)
+
+    cache, outs = jax.lax.scan(part, cache, jax.tree.map(cut, tokens))
+    outs = jnp.moveaxis(outs, 0, 1).reshape(len(out), -1, *out.shape[2:])
+    return jnp.concatenate([out, outs], 1), cache
+
+
+def _mapped(
+    term: Any, before: Cache, k: jax.Array, maps: jax.Array, of_new: Tokens, of_rows: Tokens
+) -> tuple[jax.Array, Mapped]:
+    """All keys [B, H, S, E], those before the new ones mapped as far as these; and what to keep."""
+    old: Any = before.mapped
+    heads = old.keys.shape[1]
+
+    def float_keys(k):
+        return repeat_heads(k.astype(before.k.dtype), heads).astype(jnp.float32)
+
+    def part(n, keys):
+        keys = jnp.where(n == 0, float_keys(before.k), keys)
+        rows = n * PART + jnp.arange(PART, dtype=jnp.int32)
+        take = functools.partial(jnp.take, indices=rows, mode="clip")
+        filled = (rows < before.start)[None, None, :, None]
+        segments = None if of_rows.segments is None else take(of_rows.segments, axis=1)
+        tokens = Tokens(rows, take(of_rows.index, axis=1), segments)
+        maps = jnp.where(filled, take(old.maps, axis=2), 0)
+        return term.mapped(keys, of_rows, maps, tokens)
+
+    # anew, if tokens were taken back; a `cond` would copy the keys in each step
+    parts = jnp.where((old.length == before.length).all(), 0, -(-before.capacity // PART))
+    keys = jax.lax.fori_loop(0, parts, part, old.keys)
+    keys = write_rows(keys, float_keys(k), before.start, 2)
+    kept = write_rows(old.maps, maps, before.start, 2)
+    return keys, Mapped(term.mapped(keys, of_rows, maps, of_new), kept, old.length)
+
+
 @functools.partial(jax.jit, inline=True)
 def _first_row(tables: Any) -> Any:
     """The tables of one row of the batch, which are those of every row."""
     return jax.tree.map(lambda x: x[0], tables)
 
 
-KEPT = ("k", "k_raw", "beyond", "states", "positions")  # what depends on the encoding
+KEPT = ("k", "k_raw", "beyond", "states", "mapped", "positions")  # what depends on the encoding
 
 
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
@@ -330,8 +409,9 @@ def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
             actual = jax.tree.map(jnp.shape, getattr(cache, name))
             needs = f"{encoding_checks.title(encoding)} needs {expected}"
             require(actual == expected, f"cache.{name}", actual, f"{needs}; {fix}")
-    for name in ("states", "beyond"):  # as a policy of half precision over all arrays casts them
-        for x in jax.tree.leaves(getattr(cache, name)):
+    held = {"states": cache.states, "beyond": cache.beyond, "mapped": (cache.mapped or ())[:2]}
+    for name, arrays in held.items():  # as a policy of half precision over all arrays casts them
+        for x in jax.tree.leaves(arrays):
             if x.dtype != jnp.float32:
                 fix = "running sums and tables are float32; cast k and v alone"
                 raise TypeError(f"cache.{name} has dtype {x.dtype}: {fix}")

@@ -20,6 +20,20 @@ from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import require
 
 
+class Mapped(NamedTuple):
+    """The keys of a scheme whose tokens map all keys before them (`ProductTerm.maps_keys`).
+
+    Attributes:
+      keys: as the tokens so far leave them, float32 [B, H, S, E].
+      maps: the state of each token, float32 [B, H, S, C].
+      length: how many tokens there were then, int32 [B]; -1 since some were taken back.
+    """
+
+    keys: jax.Array
+    maps: jax.Array
+    length: jax.Array
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
@@ -45,6 +59,7 @@ class Cache:
     positions: jax.Array
     length: jax.Array
     segments: jax.Array | None = None
+    mapped: Mapped | None = None
     made_for: str = dataclasses.field(default="", metadata={"static": True})
     ring: RingBuffer | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -78,6 +93,7 @@ def _static(made_for: str, ring: list[int] | None) -> tuple[str, RingBuffer | No
     return made_for, RingBuffer(*ring) if ring else None
 
 
+jax.export.register_namedtuple_serialization(Mapped, serialized_name="pe_jax.Mapped")
 jax.export.register_pytree_node_serialization(
     Cache,
     serialized_name="pe_jax.Cache",
@@ -112,15 +128,8 @@ def append(cache: Cache, new: Rows) -> Cache:
       ValueError: they are known not to fit. Under a trace the count is unknown and the caller must
         check it (`generate` does); tokens that do not fit give NaN, never a silent overwrite.
     """
-    count, length = new.k.shape[2], cache.known_length()
-    if cache.ring is None and length is not None and length + count > cache.capacity:
-        raise ValueError(
-            f"cache holds {length} of {cache.capacity} tokens and {count} more do not fit;"
-            f" make it with capacity >= {length + count}"
-        )
-    if cache.ring is None and count > cache.capacity:
-        raise ValueError(f"{count} tokens do not fit a cache with capacity {cache.capacity}")
-
+    count = new.k.shape[2]
+    check_fit(cache, count)
     for name, rows, old in (("k", new.k, cache.k), ("v", new.v, cache.v)):
         want = (*old.shape[:2], count, old.shape[3])
         if rows.shape != want:
@@ -129,6 +138,18 @@ def append(cache: Cache, new: Rows) -> Cache:
 
     written, length = _write(kept(cache), new, cache.length, cache.ring)
     return dataclasses.replace(cache, **written._asdict(), length=length)
+
+
+def check_fit(cache: Cache, count: int) -> None:
+    """Raises ValueError if as many more tokens are known not to fit."""
+    length = cache.known_length()
+    if cache.ring is None and length is not None and length + count > cache.capacity:
+        raise ValueError(
+            f"cache holds {length} of {cache.capacity} tokens and {count} more do not fit;"
+            f" make it with capacity >= {length + count}"
+        )
+    if cache.ring is None and count > cache.capacity:
+        raise ValueError(f"{count} tokens do not fit a cache with capacity {cache.capacity}")
 
 
 @functools.partial(jax.jit, static_argnames="ring", inline=True)  # outside of jit one program
@@ -250,8 +271,12 @@ def truncate(cache: Cache, length) -> Cache:
     if now is None or then is None:  # `extend` gives NaN after one that is out of range
         fits = (lengths >= 0) & (lengths <= cache.length)
         lengths = jnp.where(fits, lengths, cache.capacity + 1)
+    stays = lengths == cache.length
     if length.ndim and cache.ring is None and (then is None or (then != then.max(initial=0)).any()):
         cache, lengths = _pad(cache, lengths), jnp.full_like(lengths, lengths.max(initial=0))
+    if cache.mapped is not None:
+        mapped = cache.mapped._replace(length=jnp.where(stays, cache.mapped.length, -1))
+        cache = dataclasses.replace(cache, mapped=mapped)
     return dataclasses.replace(cache, length=lengths)
 
 
