@@ -4,11 +4,13 @@ Positions say where a token is; what it may attend to is decided by token indice
 (`pe_jax.engines.mask`), never by positions, which may repeat or run backwards. Schemes that change
 the positions themselves are therefore functions here, and combine with every encoding:
 `randomized`, `pose`, `random_floats`, `shifted`, `cape`, `augmented` draw from a key, `bilevel`
-counts in the text (`pe_jax.position_schemes` has them under the names that configs use).
+counts in the text (`pe_jax.position_schemes` has them under the names that configs use);
+`multimodal`, `v2pe` and `circle` place text, images and videos in one sequence.
 B batch, T tokens. A position of several axes has them last: (row, column), (time, row, column).
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -413,7 +415,7 @@ def resized(height: int, width: int, to: tuple[int, int]) -> jax.Array:
 
 
 @python_ints
-def multimodal(spans, interval=1) -> jax.Array:
+def multimodal(spans, interval=1, centred: bool = False) -> jax.Array:
     """(time, row, column) of text, images and videos in one sequence: int32 [T, 3].
 
     Wang et al., "Qwen2-VL", arXiv 2409.12191, §2.1: text has the same position on all axes; all
@@ -427,40 +429,123 @@ def multimodal(spans, interval=1) -> jax.Array:
     frames per 2 seconds the third is at 50, not at floor(49.999…). (Hugging Face's code computes
     in float32, and is one below in a few cases.)
 
+    `centred` is the diagonal layout of VideoRoPE (arXiv 2502.05173, §4, `interval` 2 in its code)
+    and of Ling 3.0 VL: frame n has the time t = start + n · `interval`, not rounded; row r of H is
+    at t + r - ⌊(H-1)/2⌋, a column likewise, so that the middle of each frame is on the diagonal, as
+    text is; what follows starts one past the last frame's time, as in the released code (the
+    paper: one interval past). Positions of tall images may be negative. Float32 where an interval
+    is not an integer. `mrope(time_last=True)` has the frequencies of both.
+
     Args:
       spans: in order; each is `n` text tokens, `(height, width)` of an image, or `(frames, height,
         width)` of a video, in patches as the language model sees them.
       interval: positions from one frame to the next, a number above 0, or one for each video.
+      centred: whether rows and columns count from the middle of a frame.
 
     Raises:
       ValueError: a span that is none of these, or a size below 1; an interval that is not above 0,
         or not one per video.
     """
-    fix = "pass a list of spans, as [5, (2, 3), 4]"
-    require(isinstance(spans, list | tuple | np.ndarray), "spans", spans, fix)
-    videos = sum(np.size(span) == 3 for span in spans)
+    sizes = _spans(spans)
+    require_bool("centred", centred)
+    videos = sum(len(size) == 3 for size in sizes)
     scalar = np.ndim(interval) == 0
     intervals: Any = [interval] * max(videos, 1) if scalar else interval
     ok = (scalar or len(intervals) == videos) and all(is_real(x) and x > 0 for x in intervals)
     fix = f"pass a number above 0, or one for each of {videos} videos"
     require(ok, "interval", interval, fix)
-    steps, start = iter(intervals), 0
-    blocks: list[np.ndarray] = [np.zeros((0, 3), np.int32)]
-    for span in spans:
-        sizes = tuple(np.atleast_1d(span).tolist())
-        if len(sizes) > 3:
-            raise ValueError(f"spans: {span!r}: pass n, (height, width) or (frames, height, width)")
-        _sizes("spans", sizes)
-        if len(sizes) == 1:
-            cells = np.repeat(np.arange(sizes[0], dtype=np.int32)[:, None], 3, axis=1)
-        else:
-            sizes = (1,) * (3 - len(sizes)) + sizes
-            cells = np.indices(sizes).reshape(3, -1).T
-            if np.size(span) == 3:
-                cells[:, 0] = np.floor(cells[:, 0] * float(next(steps)) * (1 + FLOAT32_ROUNDING))
+    steps, start, blocks = iter(map(float, intervals)), 0, [np.zeros((0, 3))]
+    for size in sizes:
+        cells = np.repeat(np.arange(size[0])[:, None], 3, axis=1).astype(float)
+        if len(size) > 1:
+            cells = np.indices((1, *size)[-3:], float).reshape(3, -1).T
+            time = cells[:, 0] * (next(steps) if len(size) == 3 else 1)
+            cells[:, 0] = time if centred else np.floor(time * (1 + FLOAT32_ROUNDING))
+            if centred:
+                cells[:, 1:] += time[:, None] - (np.array(size[-2:]) - 1) // 2
         blocks.append(start + cells)
-        start += int(cells.max()) + 1
-    return as_positions(np.concatenate(blocks))
+        start += cells[:, : 1 if centred else 3].max() + 1
+    places = np.concatenate(blocks)
+    whole = not centred or all(float(x).is_integer() for x in intervals)
+    return as_positions(places.astype(np.int64 if whole else np.float32), real=True)
+
+
+@python_ints
+def v2pe(spans, step: float) -> jax.Array:
+    """p_0 = 0, p_i = p_(i-1) + 1 for text and p_(i-1) + `step` for patches: float32 [T].
+
+    Ge et al., "V2PE", arXiv 2412.09616: patches are dense, and long sequences stay inside the
+    trained positions. InternVL 3 draws 1, 1/2, …, or 1/256 for each sequence in training; in tests
+    the step is chosen by length. (The released code also rounds up where text goes on, which
+    changes nothing for images of 256 patches and these steps.)
+
+    Args:
+      spans: see `multimodal`; patches count row by row, frame by frame.
+      step: above 0 and at most 1.
+
+    Raises:
+      ValueError: a span that is none of these, or a size below 1; a step outside (0, 1].
+    """
+    require(is_real(step) and 0 < step <= 1, "step", step, "pass a number in (0, 1]")
+    sizes = _spans(spans)
+    blocks = [np.full(math.prod(n), 1.0 if len(n) == 1 else float(step)) for n in sizes]
+    steps = np.concatenate([np.zeros(0), *blocks])
+    return as_positions(np.float32(np.cumsum(steps) - steps[:1]), real=True)
+
+
+@python_ints
+def circle(spans, radius: float = 10.0, alpha: float = 0.5) -> jax.Array:
+    """(time, row, column) of text and images, each image on a ring around the text: float32 [T, 3].
+
+    Circle-RoPE: Wang et al., arXiv 2505.16416. A patch at (x, y) from the middle of its image
+    is moved to r (u cos θ + v sin θ), where u and v are orthonormal and orthogonal to the diagonal
+    of text, whose tokens hence have one distance to all patches of an image:
+
+        θ = α·φ + (1-α)·2π·index/(H·W),    φ = atan2(y, x), stretched over the image to 0 … 2π
+
+    The middle of the ring is where a text token would be; what follows starts one past the largest
+    coordinate. The defaults are those of the released config; its layers alternate between these
+    positions and those of `multimodal`.
+
+    Args:
+      spans: see `multimodal`; no videos, which the released code has no rings for.
+      radius: r, above 0, in positions.
+      alpha: 0 spaces patches evenly in reading order, 1 keeps their directions.
+
+    Raises:
+      ValueError: a video, a span that is none of these, or a size below 1; a radius that is not
+        above 0; an alpha outside [0, 1].
+    """
+    require(is_real(radius) and radius > 0, "radius", radius, "pass a number above 0")
+    require(is_real(alpha) and 0 <= alpha <= 1, "alpha", alpha, "pass a number in [0, 1]")
+    start, blocks = 0, [np.zeros((0, 3))]
+    across, along = np.array([[0, 1, -1], [2, -1, -1]]) / np.sqrt([[2], [6]])  # (time, row, column)
+    for size in _spans(spans):
+        require(len(size) < 3, "spans", size, "pass images, or the positions of multimodal")
+        cells = np.repeat(np.arange(size[0])[:, None], 3, axis=1).astype(float)
+        if len(size) == 2:
+            y, x = np.indices(size).reshape(2, -1) - (np.array(size)[:, None] - 1) / 2
+            direction = np.arctan2(y, x)
+            if len(direction) > 1:
+                direction = 2 * np.pi * (direction - direction.min()) / np.ptp(direction)
+            even = 2 * np.pi * np.arange(len(x)) / len(x)
+            angle = (alpha * direction + (1 - alpha) * even)[:, None]
+            cells = radius * (across * np.cos(angle) + along * np.sin(angle))
+        blocks.append(start + cells)
+        start += cells.max() + 1
+    return as_positions(np.float32(np.concatenate(blocks)), real=True)
+
+
+def _spans(spans) -> list[tuple[int, ...]]:
+    """Spans of `multimodal` as tuples, checked."""
+    fix = "pass a list of spans, as [5, (2, 3), 4]"
+    require(isinstance(spans, list | tuple | np.ndarray), "spans", spans, fix)
+    sizes = [tuple(np.atleast_1d(span).tolist()) for span in spans]
+    for span, size in zip(spans, sizes, strict=True):
+        if len(size) > 3:
+            raise ValueError(f"spans: {span!r}: pass n, (height, width) or (frames, height, width)")
+        _sizes("spans", size)
+    return sizes
 
 
 def _sizes(name: str, sizes) -> None:

@@ -74,6 +74,7 @@ SETTINGS = [  # besides those of the laws; "both": keys of later tokens are seen
     ("liere(block=2,axes=3)", "both"),
     ("liere(block=4,axes=3,commuting=True)", "both"),
     ("mrope(sections=(2,1,1),base=1e4)", "both"),
+    ("mrope(sections=(2,1,1),time_last=True,layout='interleaved')", "both"),
     ("mrope(sections=(2,1,1),scaling=ntk(factor=4.0))", ""),
     ("pope(base=20.0)", "both"),
     ("rerope(window=4)", "both"),

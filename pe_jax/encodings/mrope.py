@@ -4,8 +4,13 @@
 
 One series of frequencies; each belongs to one axis. Qwen2-VL gives the axes consecutive sections;
 Qwen3-VL (arXiv 2511.21631) interleaves them: time, row, column in turn until rows and columns are
-used up, then time. Text has the same position on all axes, where M-RoPE equals RoPE.
-`positions.multimodal` makes the positions of a sequence of text, images and videos.
+used up, then time. VideoRoPE (arXiv 2502.05173, §4) and Ling 3.0 VL give rows and columns the
+first frequencies in turn (row, column, row, …), and time the lowest, at which the angles of distant
+frames do not coincide. Text has the same position on all axes, where M-RoPE equals RoPE.
+`positions.multimodal` makes the positions of a sequence of text, images and videos. The rotated 64
+channels of Ling 3.0 VL:
+
+    mrope(base=6e6, sections=(8, 12, 12), time_last=True, layout="interleaved")
 """
 
 import dataclasses
@@ -15,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.config_fields import above_field, flag_field
+from pe_jax.config_fields import above_field, flag_field, one_of_field
 from pe_jax.encodings import rope
 from pe_jax.encodings.base import Claims
 from pe_jax.encodings.scaling.base import Scaling
@@ -25,20 +30,29 @@ from pe_jax.validation import is_int, python_ints, require, require_bool
 
 
 @python_ints
-def axis_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
+def axis_of(
+    sections: Sequence[int], interleaved: bool = False, time_last: bool = False
+) -> np.ndarray:
     """The axis that each frequency belongs to: int [F], F = sum(sections).
 
     Args:
       sections: how many frequencies time, row and column have.
       interleaved: Qwen3-VL's order, else Qwen2-VL's.
+      time_last: VideoRoPE's order.
 
     Raises:
-      ValueError: not three positive integers; interleaved, sections that cannot take turns.
+      ValueError: not three positive integers; sections that cannot take turns; both orders.
     """
     ok = isinstance(sections, Sequence) and len(sections) == 3
     ok = ok and all(is_int(n, 1) for n in sections)
     require(ok, "sections", sections, "pass three integers of at least 1: time, row, column")
     require_bool("interleaved", interleaved)
+    require_bool("time_last", time_last)
+    require(not (interleaved and time_last), "time_last", True, "pass interleaved=False with it")
+    if time_last:
+        time, rows, columns = sections
+        require(rows == columns, "sections", sections, "rows and columns that alternate are equal")
+        return np.concatenate([np.tile([1, 2], rows), np.zeros(time, int)])
     if not interleaved:
         return np.repeat(np.arange(3), sections)
     axes = np.zeros(sum(sections), int)
@@ -55,6 +69,7 @@ def frequencies(
     base: float = 1e6,
     interleaved: bool = False,
     scaling: Scaling | None = None,
+    time_last: bool = False,
 ) -> jax.Array:
     """Radians per position of each axis, for `rope.rotate`: float32 [3, dim/2].
 
@@ -64,12 +79,13 @@ def frequencies(
       base: > 1.
       interleaved: see `axis_of`.
       scaling: one of `rope_scaling`, or None; its `attention_factor` is for `rope.rotate`.
+      time_last: see `axis_of`.
 
     Raises:
       ValueError: odd `dim`, `base` ≤ 1, sections or a scaling that do not fit, a scaling that waits
         for `at_length`.
     """
-    theta, axis = angles.geometric(dim, base), axis_of(sections, interleaved)
+    theta, axis = angles.geometric(dim, base), axis_of(sections, interleaved, time_last)
     theta = rope.scaled(theta, base, scaling)
     ok = len(axis) == len(theta)
     require(ok, "sections", tuple(sections), f"their sum must be half of {dim} channels")
@@ -81,8 +97,8 @@ class MRoPE(rope.Scaled):
     """Rotates q and k by time, row and column.
 
     `sections` None divides the head in the proportion of Qwen2-VL's (16, 24, 24) or, interleaved,
-    of Qwen3-VL's (24, 20, 20). `fraction` and `scaling` are those of RoPE; the sections then
-    divide the rotated channels.
+    of Qwen3-VL's (24, 20, 20). `fraction`, `scaling` and `layout` are those of RoPE; the sections
+    divide the rotated channels. `time_last` is VideoRoPE's order of the frequencies.
     """
 
     base: float = above_field(1e6, 1)
@@ -90,6 +106,8 @@ class MRoPE(rope.Scaled):
     interleaved: bool = flag_field(False)
     fraction: float = rope.fraction_field()
     scaling: Scaling | None = rope.scaling_field()
+    time_last: bool = flag_field(False)
+    layout: str = one_of_field("half", rope.LAYOUTS)
 
     claims = Claims(axes=3, real_positions=True)
 
@@ -97,7 +115,7 @@ class MRoPE(rope.Scaled):
         if self.sections is not None:
             ok = isinstance(self.sections, tuple)
             require(ok, "sections", self.sections, "pass a tuple (time, row, column), or None")
-            axis_of(self.sections, self.interleaved)
+        axis_of(self.sections or (1, 1, 1), self.interleaved, self.time_last)
 
     def check(self, dims):
         """The rotated part of a head must be even, and as wide as the sections say."""
@@ -116,7 +134,8 @@ class MRoPE(rope.Scaled):
 
     def _frequencies(self, head_dim: int) -> jax.Array:
         dim = self.rotary_dim(head_dim)
-        return frequencies(dim, self._sections(dim), self.base, self.interleaved, self.scaling)
+        order = {"interleaved": self.interleaved, "time_last": self.time_last}
+        return frequencies(dim, self._sections(dim), self.base, scaling=self.scaling, **order)
 
     def terms(self, params, dims):
         return (Rotation(self.rotate, self.rotate),)
@@ -124,4 +143,4 @@ class MRoPE(rope.Scaled):
     def rotate(self, _, x, positions):
         """R_(time, row, column) x: [..., T, H, E]."""
         theta = self._frequencies(x.shape[-1])
-        return rope.rotate(x, positions, theta, attention_factor=self.attention_factor)
+        return rope.rotate(x, positions, theta, self.layout, self.attention_factor)

@@ -321,13 +321,22 @@ def rope_heads(row: Row, *, heads=(0, None), axes=1, **of_rope) -> Array:
 
 
 def mrope(
-    row: Row, *, base=1e6, sections=None, interleaved=False, fraction=1.0, scaling=None
+    row: Row,
+    *,
+    base=1e6,
+    sections=None,
+    interleaved=False,
+    fraction=1.0,
+    scaling=None,
+    time_last=False,
+    layout="half",
 ) -> Array:
     """Wang et al., "Qwen2-VL", arXiv 2409.12191, §2.1: each frequency belongs to one axis.
 
     Time, row and column have sections, by default 16 : 24 : 24. With `interleaved` (Qwen3-VL, arXiv
-    2511.21631; by default 24 : 20 : 20) they take turns, then time has the rest. `fraction` and
-    `scaling` as in `rope`.
+    2511.21631; by default 24 : 20 : 20) they take turns, then time has the rest. With `time_last`
+    (VideoRoPE, arXiv 2502.05173) row and column take turns until time has the rest. `fraction`,
+    `scaling` and `layout` as in `rope`.
     """
     pairs = round(fraction * row.q.shape[-1]) // 2
     share = max(1, (20 if interleaved else 24) * pairs // 64)
@@ -335,7 +344,9 @@ def mrope(
     axes = np.repeat(np.arange(3), sections)
     if interleaved:
         axes = np.array([i % 3 if i // 3 < sections[i % 3] else 0 for i in range(pairs)])
+    if time_last:
+        axes = np.array([1 + i % 2 if i < 2 * sections[1] else 0 for i in range(pairs)])
     theta, factor = frequencies(2 * pairs, base), 1.0
     if scaling is not None:
         theta, factor = scaling(theta, base), scaling.attention_factor
-    return rotated(row, row.distance[..., axes] * theta, size=factor**2)
+    return rotated(row, row.distance[..., axes] * theta, layout, factor**2)

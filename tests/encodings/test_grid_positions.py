@@ -73,3 +73,54 @@ def test_frames_stand_where_their_seconds_are():
     image, slow = [[5, 5, 5], [5, 5, 6]], [[7, 7, 7], [7, 7, 7], [8, 7, 7]]
     np.testing.assert_array_equal(ours, [*video, *image, *slow, [9] * 3])
     assert ours.dtype == np.int32
+
+
+@pytest.mark.parametrize("interval", [2, 0.5])
+def test_centred_frames_lie_on_the_diagonal_of_text(interval):
+    """VideoRoPE's published code (δ = 2), which Ling 3.0 VL's has too, token by token."""
+    spans, want, start = [2, (7, 1), 1, (3, 2, 3), 2], [], 0
+    for span in spans:
+        frames, height, width = (1, 1, 1) if np.size(span) == 1 else (1, *span)[-3:]
+        if np.size(span) == 1:
+            want += [[start + i] * 3 for i in range(span)]
+        for n, row, column in itertools.product(*map(range, (frames, height, width))):
+            t = start + n * interval
+            if np.size(span) > 1:
+                want += [[t, t + row - (height - 1) // 2, t + column - (width - 1) // 2]]
+        start = want[-1][0] + 1
+    ours = pos.multimodal(spans, interval, centred=True)
+    np.testing.assert_array_equal(ours, want)
+    assert ours.dtype == (np.int32 if interval == 2 else np.float32)
+    assert ours.min() < 0  # above the middle of a tall image
+
+
+def test_patches_of_v2pe_take_smaller_steps():
+    want = [0, 1, 1.25, 1.5, 1.75, 2, 3, *3.25 + np.arange(6) / 4, 5.5]
+    ours = pos.v2pe([2, (2, 2), 1, (3, 2, 1), 1], 0.25)
+    np.testing.assert_array_equal(ours, want)
+    np.testing.assert_array_equal(pos.v2pe([(1, 2), 1], 0.5), [0, 0.5, 1.5])  # p_0 = 0
+    assert ours.dtype == pos.v2pe([], 1).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "size, alpha", [((3, 4), 0.5), ((5, 2), 0.0), ((2, 3), 1.0), ((1, 1), 0.5)]
+)
+def test_an_image_of_circle_rope_is_a_ring_around_the_text(size, alpha):
+    """The published code's steps one by one, in its order (x, y, z) = (column, row, time)."""
+    height, width = size
+    ours = np.asarray(pos.circle([3, size, 2], radius=7.0, alpha=alpha))
+    y, x = (a.astype(float) for a in np.indices(size))
+    y, x = y - (y.max() + y.min()) / 2, x - (x.max() + x.min()) / 2
+    angle = np.arctan2(y, x)
+    if height * width > 1:
+        angle = (angle - angle.min()) / (angle.max() - angle.min()) * 2 * np.pi
+    index = np.arange(height * width).reshape(size) / (height * width) * 2 * np.pi
+    theta = alpha * angle + (1 - alpha) * index
+    text = np.ones(3) / np.sqrt(3)
+    u = np.array([-text[1], text[0], 0]) / np.hypot(text[0], text[1])
+    v = np.cross(text, u)
+    ring = 7 * (np.cos(theta)[..., None] * u + np.sin(theta)[..., None] * v)
+    np.testing.assert_allclose(ours[3:-2], 3 + ring.reshape(-1, 3)[:, ::-1], atol=1e-5)
+    np.testing.assert_allclose(ours[-2:], [[ours[3:-2].max() + n] * 3 for n in (1, 2)], rtol=1e-6)
+    far = np.linalg.norm(ours[3:-2] - ours[0], axis=1)
+    np.testing.assert_allclose(far, np.hypot(7, 3 * np.sqrt(3)), rtol=1e-6)

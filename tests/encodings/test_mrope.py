@@ -39,6 +39,20 @@ def test_sections_are_consecutive_in_qwen2_and_take_turns_in_qwen3():
         mrope.axis_of((1, 3, 3), True)
 
 
+def test_videorope_gives_rows_and_columns_the_first_frequencies_and_time_the_lowest():
+    """The axes that the authors' loop picks for (2, 2, 2), also in Ling's test."""
+    np.testing.assert_array_equal(mrope.axis_of((2, 2, 2), time_last=True), [1, 2, 1, 2, 0, 0])
+    text, kind = pos.multimodal([5]), {"sections": (2, 3, 3), "layout": "interleaved"}
+    x = np.random.default_rng(0).standard_normal((5, 2, 16)).astype("f")
+    ours = util.rotate(pe_jax.make("mrope", time_last=True, **kind), "q", NONE, x, text)
+    plain = rope.rotate(x, np.arange(5), rope.frequencies(16, 1e6), "interleaved")
+    np.testing.assert_array_equal(ours, plain)
+    with pytest.raises(ValueError, match="sections=.3, 3, 2.: rows and columns"):
+        pe_jax.make("mrope", sections=(3, 3, 2), time_last=True)
+    with pytest.raises(ValueError, match="time_last=True: pass interleaved=False"):
+        pe_jax.make("mrope", interleaved=True, time_last=True)
+
+
 @pytest.mark.parametrize("interleaved, sections", [(False, (16, 24, 24)), (True, (24, 20, 20))])
 def test_sections_are_by_default_those_of_the_released_models(interleaved, sections):
     at_128 = pe_jax.make("mrope", interleaved=interleaved)._frequencies(128)
@@ -47,9 +61,12 @@ def test_sections_are_by_default_those_of_the_released_models(interleaved, secti
     assert (np.count_nonzero(want, axis=1) == sections).all()
 
 
-def test_a_sequence_of_text_image_and_video_decodes_as_it_is_read():
+@pytest.mark.parametrize(
+    "place", [pos.multimodal, lambda spans: pos.multimodal(spans, 0.5, centred=True)]
+)
+def test_a_sequence_of_text_image_and_video_decodes_as_it_is_read(place):
     dims, encoding = pe_jax.Dims(16, 2, 1, 8), pe_jax.make("mrope")
-    places = pos.multimodal([3, (2, 3), 2, (2, 2, 2), 2])[None]
+    places = place([3, (2, 3), 2, (2, 2, 2), 2])[None]
     length = places.shape[1]
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, length, h, 8)).astype("f") for h in (2, 1, 1))

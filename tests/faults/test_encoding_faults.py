@@ -259,6 +259,8 @@ SIZED = {  # in integers that overflow one byte where they are doubled
     "grid": lambda n: positions.grid(n(100), n(100), prefix=n(100), numbered=True),
     "resized": lambda n: positions.resized(n(100), n(100), (n(100), n(100))),
     "multimodal": lambda n: positions.multimodal([n(100), (n(2), n(3)), n(100), n(100)]),
+    "v2pe": lambda n: positions.v2pe([n(100), (n(2), n(3)), n(100)], n(1)),
+    "circle": lambda n: positions.circle([n(100), (n(20), n(20)), n(100)], n(100), n(1)),
     "cache": lambda n: cache.empty(ALIBI, n(2), n(127), DIMS, window=n(100), sinks=n(20)).k,
     "window": lambda n: attend(ALIBI, NONE, window=n(100), sinks=n(100)),
 }

@@ -519,6 +519,12 @@ FUNCTIONS: Calls = [
     (lambda: positions.multimodal([3, (0, 2)]), "spans=(0, 2)"),
     (lambda: positions.multimodal([(1, 2, 3, 4)]), "pass n, (height, width)"),
     *((lambda x=x: positions.multimodal(x), f"spans={x!r}: pass a list") for x in (3, "abc")),
+    (lambda: positions.multimodal([3, (2, 2)], centred=1), "centred=1: pass True or False"),
+    *((lambda x=x: positions.v2pe([3, (2, 2)], x), f"step={x}: pass a") for x in (0, 1.5, np.nan)),
+    (lambda: positions.v2pe([3, (0, 2)], 1), "spans=(0, 2)"),
+    (lambda: positions.circle([3, (2, 2, 2)]), "spans=(2, 2, 2): pass images"),
+    (lambda: positions.circle([(2, 2)], radius=0), "radius=0: pass a number above 0"),
+    (lambda: positions.circle([(2, 2)], alpha=1.5), "alpha=1.5: pass a number in [0, 1]"),
     (lambda: naive.attention("rope", Q, K_, V), "pass those of one row"),
 ]
 TABLES = (ATTENTION, NAMED, EMBED, CACHE, MASKS, HUGGING_FACE, FUNCTIONS)
