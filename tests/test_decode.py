@@ -124,7 +124,7 @@ def test_a_cache_holds_what_the_terms_need(case):
             assert maps.shape == (B, H, S, 2 * E) and keys.dtype == maps.dtype == jnp.float32
         elif isinstance(term, TokenBias | ChannelDecay):
             assert state.shape == (B, H, S, term.state.width) and state.dtype == jnp.float32
-        elif isinstance(term, Rotation) and term.state:  # of the last token, whose sum goes on
+        elif isinstance(term, Rotation) and term.state and term.state.after:  # the last: it goes on
             assert state.shape == (B, H, 1, term.state.width) and state.dtype == jnp.float32
         elif isinstance(term, KeyOffset):
             assert state.shape == (B, K, 1, E) and state.dtype == jnp.float32

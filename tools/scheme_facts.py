@@ -42,6 +42,7 @@ ENTERS = {  # kind of term → where positions come in
     kinds.ValueRotation: "values",
     kinds.RelativeState: "bias, gated by the input",
     kinds.TokenBias: "bias from the input",
+    kinds.PhaseProduct: "q · k, by a phase of q · k",
     kinds.PathProduct: "q · key, through all tokens between",
     kinds.RowSum: "sums along the row",
     kinds.PairRescore: "scores of all heads",

@@ -30,14 +30,14 @@ ROWS = (
     ("t5", "linear", "swin", "lerope", "xpos", "stick_breaking", "rope_pp"),
     ("alibi", "ntk", "alibi_2d", "sandwich", "log_length", "key_offset"),
     ("buckets", "rope,nope", "cpb", "wall", "dynamic_ntk", "temperature"),
-    ("nope", "cable", "dape", "cayley_string", "learned_grid", "rope_heads"),
+    ("nope", "cable", "dape", "cayley_string", "learned_grid", "rope_heads", "repo"),
     ("sinusoidal", "llama3", "sinusoidal_2d", "selective_rope", "SmolLM3", "riflex", "tupe"),
     ("learned", "longrope", "learned_2d", "kerple", "Llama 4 with windows", "fope"),
     ("shaw", "rerope", "wavlm", "rope+sink", "dpb", "modded-nanogpt"),
     ("transformer_xl", "self_extend", "grape_ap", "rotated_values", "gpt-oss", "layoutlmv3"),
     ("deberta", "clipped_rope", "fox", "proportional", "liere", "sink"),
     ("cope", "RNoPE-SWA", "yarn", "inkling", "clipped", "bipe", "rope_nd", "rope_inner"),
-    ("pope", "dual_chunk", "fire", "path", "Gemma 3", "mrope", "rope_mixed"),
+    ("pope", "dual_chunk", "fire", "path", "Gemma 3", "mrope", "rope_mixed", "tapa"),
 )
 
 

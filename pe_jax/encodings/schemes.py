@@ -29,6 +29,8 @@ from pe_jax.encodings.fox import FoX as fox
 from pe_jax.encodings.cable import CABLE as cable
 from pe_jax.encodings.wall import Wall as wall
 from pe_jax.encodings.selective_rope import SelectiveRoPE as selective_rope
+from pe_jax.encodings.repo import RePo as repo
+from pe_jax.encodings.tapa import TAPA as tapa
 from pe_jax.encodings.grape_ap import GRAPEAP as grape_ap
 from pe_jax.encodings.path import PaTH as path
 from pe_jax.encodings.wavlm import WavLM as wavlm

@@ -33,8 +33,8 @@ __all__ = [
 
 _FAMILIES = {
     bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire dpb swin cpb",
-    contextual: "fox cable grape_ap wall selective_rope path wavlm inkling cope stick_breaking"
-    " dape",
+    contextual: "fox cable grape_ap wall selective_rope repo tapa path wavlm inkling cope"
+    " stick_breaking dape",
     relative: "shaw transformer_xl deberta tupe",
     rotary: "rope rope_pp rope_heads rope_inner lerope pope fope rerope self_extend dual_chunk xpos"
     " temperature log_length key_offset bipe rope_2d rope_mixed cayley_string liere rope_nd mrope",
@@ -57,7 +57,7 @@ _UNREAD = {
     "length": "learned tupe bipe",
     "num_buckets": "t5 wavlm layoutlmv3",
     "shared": "t5 wavlm swin fire",
-    "hidden": "dape cpb dpb",
+    "hidden": "dape cpb dpb repo",
     "width": "grape_ap inkling fire",
     "height width": "learned_2d learned_grid",
     "prefix method antialias": "learned_grid",

@@ -57,6 +57,25 @@ def selective_rope(row: Row, down, up, bias, gate, gate_bias, *, base=5e5) -> Ar
     return np.einsum("hte,hse->hts", q, k) / q.shape[-1] ** 0.5
 
 
+def repo(row: Row, gate: Array, content: Array, final: Array, *, base=5e5) -> Array:
+    """Li et al., "RePo", arXiv 2512.14391: RoPE at z = (silu(x·gate)·(x·content))·final, [T, K]."""
+    opening = row.x @ gate
+    places = (opening * sigmoid(opening) * (row.x @ content)) @ final
+    angles = places.T[..., None] * frequencies(row.q.shape[-1], base)
+    angles = np.repeat(angles, len(row.q) // len(angles), axis=0)
+    return products(row._replace(q=rotate(row.q, angles), k=rotate(row.k, angles)))
+
+
+def tapa(row: Row, *, fraction=0.5, power=0.1) -> Array:
+    """Wang et al., "TAPA", arXiv 2509.12635, eq. 12: of parts (A, P) of q and of k."""
+    size = round(fraction * row.q.shape[-1])
+    a, p = (
+        products(row._replace(q=row.q[..., part], k=row.k[..., part]))
+        for part in (slice(size), slice(size, None))
+    )
+    return a * np.cos(2 * np.pi * np.abs(row.distance) ** power * p)
+
+
 def wavlm(row, table, weight, bias, scale, *, max_distance=800, bidirectional=True) -> Array:
     """Chen et al., "WavLM", arXiv 2110.13900, as released: plus g_i·table[h, bucket(d)].
 

@@ -55,7 +55,7 @@ def test_half_precision_frequencies_are_a_type_error(dtype):
         refused(call, name, f"dtype {jnp.dtype(dtype)}", "keep it float32", error=TypeError)
 
 
-MULTIPLIED = ["rope_mixed", "lerope", "selective_rope", "cayley_string", "liere"]
+MULTIPLIED = ["rope_mixed", "lerope", "selective_rope", "repo", "cayley_string", "liere"]
 
 
 @pytest.mark.parametrize("name", MULTIPLIED)

@@ -2,8 +2,8 @@
 
     x      + Input                                                    (once, before the first layer)
     q', k' = Rotation(q + QueryBias), Rotation(KeyOffset(k));    v' = ValueRotation(v)
-    score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)     (q'·k' or ChannelDecay
-                                                                            or PathProduct)
+    score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)     (q'·k', or ChannelDecay,
+                                                              PathProduct or PhaseProduct)
              + DistanceFormula + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
              + RowSum                                    (from sums of gates along the row)
@@ -45,6 +45,7 @@ from pe_jax.encodings.terms.scores import (
     DistanceFormula as DistanceFormula,
     PairBias as PairBias,
     PairRescore as PairRescore,
+    PhaseProduct as PhaseProduct,
     TokenBias as TokenBias,
     TokenProduct as TokenProduct,
 )

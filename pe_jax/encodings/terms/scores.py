@@ -22,6 +22,7 @@ from pe_jax.encodings.terms.term import (
     Term,
     halves,
     kind,
+    pair_distance,
     static,
 )
 from pe_jax.numerics.arrays import repeat_heads, varying_like
@@ -100,6 +101,33 @@ def _faded_before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.A
 def fade(q, q_sum, q_rest, k, k_sum, k_rest) -> jax.Array:
     """A product of channels times exp(-|P - P'|), of shapes that broadcast."""
     return q * k * jnp.exp(-between([q_sum, q_rest], [k_sum, k_rest]))
+
+
+@kind
+class PhaseProduct(ProductTerm):
+    """Replaces q·k: a·cos(2π |distance|^power p/sqrt(P)), for products a and p of two parts.
+
+    a is q·k of the first `amplitude` channels, p that of the P others, after rotations.
+    """
+
+    amplitude: int = static()
+    power: float = static()
+
+    def products(self, q, k, states):
+        products = functools.partial(_of_key_heads, q.x.shape[:3])
+        a = products(q.x[..., : self.amplitude], k.x[..., : self.amplitude])
+        phase = products(q.x[..., self.amplitude :], k.x[..., self.amplitude :])
+        distance = jnp.abs(pair_distance(q, k))[:, None].astype(jnp.float32)
+        size = 2 * jnp.pi * (q.x.shape[-1] - self.amplitude) ** -0.5
+        return a * jnp.cos(size * distance**self.power * phase)
+
+
+def _of_key_heads(shape: tuple[int, ...], q: jax.Array, k: jax.Array) -> jax.Array:
+    """q·k of queries [B, H, T, E] and keys [B, K, S, E], each read once: float32 [B, H, T, S]."""
+    rows = q.reshape(shape[0], k.shape[1], -1, q.shape[-1])
+    exact = jax.lax.Precision.HIGHEST
+    how = {"precision": exact, "preferred_element_type": jnp.float32}
+    return jnp.einsum("bkre,bkse->bkrs", rows, k, **how).reshape(*shape, k.shape[2])
 
 
 @kind
