@@ -415,6 +415,47 @@ def resized(height: int, width: int, to: tuple[int, int]) -> jax.Array:
 
 
 @python_ints
+def cameras(poses, height: int, width: int, intrinsics=None, image: Any = None) -> jax.Array:
+    """A camera and a patch of its image, for `prope`: float32 [*B, C·height·width, 14].
+
+    12 numbers are the rows of [A b], which takes a point of the world to image coordinates: x = y =
+    0 is the middle of an image, whose sides are 1 long. Then come the row and the column.
+
+    Args:
+      poses: world to camera, [*B, C, 3 or 4, 4] (a last row 0 0 0 1 is left out): of C images.
+      height: patches per column.
+      width: patches per row.
+      intrinsics: focal lengths and centres in pixels, [*B, C, 3, 3]; None: [A b] is the pose.
+      image: (height, width) in pixels, with `intrinsics`.
+
+    Raises:
+      ValueError: a size below 1; arrays of other shapes; intrinsics without `image`.
+    """
+    _sizes("height, width", (height, width))
+    poses = jnp.asarray(poses, jnp.float32)
+    ok = poses.ndim > 2 and poses.shape[-2:] in ((3, 4), (4, 4))
+    require(ok, "poses.shape", poses.shape, "pass [*B, C, 3, 4] or [*B, C, 4, 4]")
+    projections = poses[..., :3, :]
+    if intrinsics is not None:
+        lenses = jnp.asarray(intrinsics, jnp.float32)
+        fix = f"pass {[*poses.shape[:-2], 3, 3]}"
+        require(lenses.shape == (*poses.shape[:-2], 3, 3), "intrinsics.shape", lenses.shape, fix)
+        require(np.shape(image) == (2,), "image", image, "pass (height, width) in pixels")
+        _sizes("image", image)
+        rows, columns = image
+        scale = jnp.asarray([[1 / columns, 0, -0.5], [0, 1 / rows, -0.5], [0, 0, 1]], jnp.float32)
+        exact = jax.lax.Precision.HIGHEST
+        projections = jnp.einsum(
+            "ij,...jk,...kl->...il", scale, lenses, projections, precision=exact
+        )
+    rows = projections.reshape(*poses.shape[:-2], 1, 12)
+    patches = grid(height, width).astype(jnp.float32)
+    shape = (*poses.shape[:-2], height * width)
+    rows, patches = (jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in (rows, patches))
+    return jnp.concatenate([rows, patches], axis=-1).reshape(*poses.shape[:-3], -1, 14)
+
+
+@python_ints
 def multimodal(spans, interval=1, centred: bool = False) -> jax.Array:
     """(time, row, column) of text, images and videos in one sequence: int32 [T, 3].
 

@@ -137,6 +137,7 @@ def drawn(key):
         positions.grid(2, 3, normalized=True),
         positions.resized(4, 6, (2, 3)),
         positions.multimodal([5, (1, 2, 2), 3]),
+        positions.cameras(np.eye(4)[None], 2, 3, np.eye(3)[None], (48, 80)),
     )
 
 

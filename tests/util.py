@@ -320,9 +320,20 @@ def contiguous(*shape: int) -> np.ndarray:
     return np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape)
 
 
+def cameras(numbers: np.ndarray) -> np.ndarray:
+    """Positions for `prope`, cameras at right angles and patches: int32 [*n, 14]."""
+    zero, wave = 0 * numbers, np.int32([1, 0, -1, 0])
+    cos, sin = wave[numbers % 4], wave[numbers % 4 - 1]
+    rows = [cos, -sin, zero, numbers % 3, sin, cos, zero, numbers % 5]
+    rows += [zero, numbers % 2, zero + 1, zero - 1]
+    return np.stack([*rows, numbers, numbers // 2], axis=-1)
+
+
 def spread(case: Case, places: np.ndarray) -> np.ndarray:
     """Positions of contiguous tokens on several axes: each runs slower than the one before."""
     axes = case.encoding.claims.axes
+    if axes == 14:
+        return cameras(places)
     return places if axes == 1 else np.stack([places // (a + 1) for a in range(axes)], axis=-1)
 
 
@@ -344,6 +355,8 @@ def positions(case: Case, shape=(B, T), reach: int = 2**22):
         drawn = drawn.map(lambda x: np.sort(x, axis=-1))
     if axes == 1:
         return drawn
+    if axes == 14:
+        return drawn.map(cameras)
     return st.tuples(*[drawn] * axes).map(lambda each: np.stack(each, axis=-1))
 
 

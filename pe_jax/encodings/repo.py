@@ -82,7 +82,7 @@ class RePo(Encoding):
         """R(z) x: [..., T, H or K, E] for z [..., T, H, 1]; positions are not read."""
         theta = jnp.asarray(angles.geometric(x.shape[-1], self.base), jnp.float32)
         place = align(state[..., :: state.shape[-2] // x.shape[-2], :], x)
-        return turn(x, *waves(place * theta))
+        return turn(x, *waves(place * align(theta, place)))
 
 
 @dataclasses.dataclass(frozen=True)

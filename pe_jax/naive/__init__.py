@@ -37,7 +37,7 @@ _FAMILIES = {
     " stick_breaking dape",
     relative: "shaw transformer_xl deberta tupe",
     rotary: "rope rope_pp rope_heads rope_inner lerope pope fope rerope self_extend dual_chunk xpos"
-    " temperature log_length key_offset bipe rope_2d rope_mixed cayley_string liere rope_nd mrope",
+    " temperature log_length key_offset bipe rope_2d rope_mixed cayley_string liere prope rope_nd mrope",
 }
 _ADDED = "sinusoidal learned sinusoidal_2d learned_2d learned_grid bipe"
 # Functions by name, of positions and D, of a row, of a row and its weights, and of a row.
@@ -49,7 +49,10 @@ SCORES: dict[str, Callable] = {
 VALUES: dict[str, Callable] = {"shaw": relative.shaw_values}
 SINKS: dict[str, Callable] = {"sink": contextual.sink}
 # Instead of Σ weights·v: functions of a row, its weights and v [H, T, F].
-AVERAGES: dict[str, Callable] = {"rotated_values": rotary.rotated_values}
+AVERAGES: dict[str, Callable] = {
+    "rotated_values": rotary.rotated_values,
+    "prope": rotary.prope_values,
+}
 UNNORMALIZED = {"stick_breaking"}  # no softmax: the weights are exp(score)
 # Settings that only give the sizes and initial values of parameters, as `stddev`, and of which
 # schemes: any other that a form does not take is an error.

@@ -320,6 +320,35 @@ def rope_heads(row: Row, *, heads=(0, None), axes=1, **of_rope) -> Array:
     return scores
 
 
+def projective_maps(row: Row, width: int, base: float) -> tuple[Array, Array]:
+    """PRoPE's map of each token's vectors and its inverse, block-diagonal: [T, width, width]."""
+    maps, quarter = np.zeros((len(row.positions), width, width)), width // 4
+    theta = frequencies(quarter, base)
+    for each, (*camera, y, x) in zip(maps, row.positions.astype(float), strict=True):
+        projection = np.vstack([np.reshape(camera, (3, 4)), [0, 0, 0, 1]])
+        projection = projection if np.linalg.det(projection) else np.eye(4)  # no camera
+        each[: 2 * quarter, : 2 * quarter] = np.kron(np.eye(width // 8), projection)
+        for start, at in ((2 * quarter, x), (3 * quarter, y)):
+            cos, sin = np.diag(np.cos(at * theta)), np.diag(np.sin(at * theta))
+            part = slice(start, start + quarter)
+            each[part, part] = np.block([[cos, -sin], [sin, cos]])
+    return maps, np.linalg.inv(maps)
+
+
+def prope(row: Row, *, base=100.0) -> Array:
+    """Li et al., "PRoPE", arXiv 2507.10496: q_iᵀ D_i D_j⁻¹ k_j/sqrt(E)."""
+    maps, inverses = projective_maps(row, row.q.shape[-1], base)
+    q, k = np.einsum("hte,tef->htf", row.q, maps), np.einsum("sfe,hse->hsf", inverses, row.k)
+    return products(row._replace(q=q, k=k))
+
+
+def prope_values(row: Row, weights: Array, v: Array, *, base=100.0) -> Array:
+    """Σ weights · D_i D_j⁻¹ v_j: [H, T, F]."""
+    maps, inverses = projective_maps(row, v.shape[-1], base)
+    moved = weights @ np.einsum("sfe,hse->hsf", inverses, v)
+    return np.einsum("tfe,hte->htf", maps, moved)
+
+
 def mrope(
     row: Row,
     *,

@@ -144,6 +144,7 @@ FIELDS = [
     ("repo", "hidden", [0, 16.0], "at least 1, or None"),
     ("repo", "stddev", [-1, np.inf], ">= 0"),
     ("tapa", "fraction", [0, 1, np.nan], "between 0 and 1"),
+    ("prope", "base", [1, np.nan], "above 1"),
     ("tapa", "power", [0, np.inf], "above 0"),
     ("wavlm", "num_buckets", [7, 2], "even integer"),
     ("wavlm", "max_distance", [80, 800.0], "must exceed the 80 exact buckets"),
@@ -266,6 +267,9 @@ SIZED = {  # in integers that overflow one byte where they are doubled
     "grid": lambda n: positions.grid(n(100), n(100), prefix=n(100), numbered=True),
     "resized": lambda n: positions.resized(n(100), n(100), (n(100), n(100))),
     "multimodal": lambda n: positions.multimodal([n(100), (n(2), n(3)), n(100), n(100)]),
+    "cameras": lambda n: positions.cameras(
+        np.eye(4)[None], n(2), n(3), np.eye(3)[None], (n(100), n(90))
+    ),
     "v2pe": lambda n: positions.v2pe([n(100), (n(2), n(3)), n(100)], n(1)),
     "circle": lambda n: positions.circle([n(100), (n(20), n(20)), n(100)], n(100), n(1)),
     "cache": lambda n: cache.empty(ALIBI, n(2), n(127), DIMS, window=n(100), sinks=n(20)).k,
@@ -368,6 +372,7 @@ def test_rope_refuses_widths_that_leave_an_odd_channel(fraction, head_dim):
         ("rope_mixed", {}, (12, 2, 2, 6), ("head_dim=6", "multiple of 4")),
         ("rope_nd", {}, (8, 2, 2, 4), ("head_dim=4", "at least 6")),
         ("rope_nd", {"channels": (4, 4, 2)}, (16, 2, 2, 8), ("channels=(4, 4, 2)", "head's 8")),
+        ("prope", {}, (24, 2, 2, 12), ("head_dim=12", "multiple of 8")),
         ("mrope", {}, (8, 2, 2, 4), ("head_dim=4", "at least 6")),
         ("mrope", {"sections": (2, 2, 2)}, (16, 2, 2, 8), ("sections=(2, 2, 2)", "8 channels")),
         ("sinusoidal_2d", {}, (6, 1, 1, 6), ("width=6", "multiple of 4")),

@@ -471,6 +471,7 @@ def rotate(x=ROWS_OF_X, places=HERE, theta=THETA, *more):
     return lambda: rope.rotate(x, places, theta, *more)
 
 
+POSES = np.eye(4)[None]
 FUNCTIONS: Calls = [
     (rotate(Q[0].tolist()), "x=[[[", "is a list; pass an array"),
     (rotate(np.ones(Q[0].shape, int)), "x has dtype int64; pass floats"),
@@ -525,6 +526,10 @@ FUNCTIONS: Calls = [
     (lambda: positions.circle([3, (2, 2, 2)]), "spans=(2, 2, 2): pass images"),
     (lambda: positions.circle([(2, 2)], radius=0), "radius=0: pass a number above 0"),
     (lambda: positions.circle([(2, 2)], alpha=1.5), "alpha=1.5: pass a number in [0, 1]"),
+    (lambda: positions.cameras(np.eye(3), 2, 3), "poses.shape=(3, 3): pass [*B, C, 3, 4]"),
+    (lambda: positions.cameras(POSES, 2, 0), "height, width=(2, 0)"),
+    (lambda: positions.cameras(POSES, 2, 3, np.eye(3)), "shape=(3, 3): pass [1, 3, 3]"),
+    (lambda: positions.cameras(POSES, 2, 3, np.eye(3)[None]), "image=None: pass (height, width)"),
     (lambda: naive.attention("rope", Q, K_, V), "pass those of one row"),
 ]
 TABLES = (ATTENTION, NAMED, EMBED, CACHE, MASKS, HUGGING_FACE, FUNCTIONS)
