@@ -36,8 +36,8 @@ class Extras(PlainFields):
       bidirectional: "images" (Gemma 3, sliding layers of Gemma 4) or "prefix" (PaliGemma): these
         tokens see each other both ways whatever `causal` says.
       columns_first: a patch's position is column, row.
-      text_only: the encoding is right for text alone: images have an order of pairs that `mrope`
-        does not have, and in HunYuan-VL no rotation, as xdrope_section cuts pairs apart.
+      text_only: the encoding is right for text alone: HunYuan-VL has no rotation for images, as
+        xdrope_section cuts pairs apart.
       learned_positions: a learned table is added to the input.
       learned_boxes: learned tables of boxes on a page are added to the input (LayoutLMv3).
       conv_positions: a convolution adds positions to the input (WavLM).

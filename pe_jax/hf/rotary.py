@@ -69,6 +69,7 @@ class Rotary(Family):
       parameters: `rope_parameters` where the config has none.
       sections: M-RoPE's default sections; None: RoPE.
       interleaved: M-RoPE's order.
+      time_last: the same; `mrope_section` is then rows, columns, time.
       scale: the key of the scale, and its default; "query_pre_attn_scalar" is to the power of -1/2.
       cap: the key of the cap of logits.
       fixed_scale: the scale, where no key sets it.
@@ -108,6 +109,7 @@ class Rotary(Family):
     parameters: Mapping[str, Any] | None = None
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
+    time_last: bool = False
     scale: tuple[str, float | None] | None = None
     cap: tuple[str, float | None] | None = None
     fixed_scale: float | None = None
@@ -405,7 +407,10 @@ class Rotary(Family):
                 axes = ((1, sections[1]), (2, sections[2]))
                 rows, columns = (len(range(i, min(3 * n, pairs), 3)) for i, n in axes)
                 sections = (pairs - rows - columns, rows, columns)
-            encoding = MRoPE(rope.base, sections, self.interleaved, rope.fraction, rope.scaling)
+            sections = sections[2:] + sections[:2] if self.time_last else sections
+            order = {"interleaved": self.interleaved, "time_last": self.time_last}
+            more = {**order, "fraction": rope.fraction, "layout": self.layout}
+            encoding = MRoPE(rope.base, sections, scaling=rope.scaling, **more)
             encoding.check(Dims(head_dim, 1, 1, head_dim))
             return encoding
         if beta is None:

@@ -1,5 +1,6 @@
 """Families whose layers differ, or whose keys mean something else than they say."""
 
+import numpy as np
 import pytest
 
 import pe_jax
@@ -229,9 +230,16 @@ NEWER = [  # type, its keys, pattern of the layers that attend, what the first o
     ),
     (
         "ernie4_5_vl_moe_text",
-        {"rope_scaling": {"type": "default", "mrope_section": [22, 22, 20]}},
-        "rope(base=500000.0,layout='interleaved')",
-        {"extras": hf.Extras(text_only=True)},
+        {"head_dim": 128, "rope_scaling": {"type": "default", "mrope_section": [22, 22, 20]}},
+        "mrope(base=500000.0,sections=(20, 22, 22),time_last=True,layout='interleaved')",
+        {},
+    ),
+    (
+        "glm4v_text",
+        {"head_dim": 128, "partial_rotary_factor": 0.5}
+        | {"rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 12]}},
+        "mrope(base=10000.0,sections=(8, 12, 12),fraction=0.5,layout='interleaved')",
+        {},
     ),
     ("openai_privacy_filter", {"rope_parameters": {"rope_theta": 1e4}, "sliding_window": 7}, None)
     + ({"causal": False, "window": 8, "stack": "encoder"},),
@@ -262,6 +270,24 @@ def test_newer_types(model_type, config, pattern, besides):
     assert pattern is None or hf.pattern(layers) == pattern
     for name, value in besides.items():
         assert getattr(layers[0], name) == value
+
+
+def test_images_turn_as_in_the_released_code_of_ernie():
+    """Its frequencies are dealt to (rows, columns), put together again, then time's; in pairs."""
+    rope = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [3, 3, 2]}
+    (layer, *_) = hf.encodings(of("ernie4_5_vl_moe_text", head_dim=16, rope_parameters=rope))
+    rng = np.random.default_rng(0)
+    x, places = rng.standard_normal((9, 1, 16), np.float32), rng.integers(0, 50, (9, 3))
+    theta = 5e5 ** (-np.arange(8) / 8)
+    dealt = np.concatenate([theta[:6:2], theta[1:6:2], theta[6:]])
+    row, column, time = (places[:, a, None] * dealt for a in (1, 2, 0))
+    angle = np.concatenate(
+        [np.stack([row[:, :3], column[:, 3:6]], -1).reshape(9, 6), time[:, 6:]], -1
+    )
+    z = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)[:, None]
+    want = np.stack([z.real, z.imag], -1).reshape(x.shape)
+    ours = pe_jax.rotate(layer.encoding, x[None], x[None], places[None])[0][0]
+    np.testing.assert_allclose(ours, want, atol=1e-5)
 
 
 def test_layers_that_an_indexer_serves_are_named():

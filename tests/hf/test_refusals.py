@@ -1,5 +1,7 @@
 """What a config has that is not understood is an error that names the key."""
 
+from typing import Any
+
 import pytest
 
 from pe_jax import hf
@@ -134,10 +136,11 @@ def test_junk_for_any_key_that_is_read_is_one_short_line(model_type):
         else {"num_heads": 4}
     )
     config = {"model_type": model_type, **sizes}
-    sections = getattr(hf.FAMILIES[model_type], "sections", None)
-    if sections:
-        channels = int(64 * hf.FAMILIES[model_type].partial) // 2
+    family: Any = hf.FAMILIES[model_type]
+    if getattr(family, "sections", None):
+        channels = int(64 * family.partial) // 2
         sections = [channels - 2 * (channels // 3), channels // 3, channels // 3]
+        sections = sections[::-1] if family.time_last else sections
         config["rope_parameters"] = {"rope_theta": 1e4, "mrope_section": sections}
     if model_type.startswith("mimo_v2"):
         config["head_dim"] = 192  # of which its factor takes 64
