@@ -3,13 +3,13 @@
     score_mn = q_A·k_A/sqrt(θE) · cos(2π |m - n|^α q_P·k_P/sqrt((1-θ)E))
 
 The first θE channels of q and k are an amplitude, the others a phase: what two tokens say, and not
-only how far apart they are, sets how their product oscillates with the distance. RoPE's mean score
-of random tokens depends on the distance in any length; here it vanishes with it (Theorem 3.2),
-while single scores do not. No parameters; the model learns phases as the last channels of q and k.
+only how far apart they are, sets how their product oscillates with the distance. The mean score of
+random tokens vanishes as they get farther apart (Theorem 3.2), while single scores do not; with
+RoPE it goes on to depend on the distance. No parameters: phases are channels of q and k.
 
 The score is even in the distance, so that before and after differ by a causal mask alone. It takes
-two products of q and k and replaces the usual one; no fused kernel has it. The paper trains with
-α = 0.1, θ = 0.5 and a fifth of RoPE's learning rate; scores of phases are not small at once.
+two products of q and k in the place of one; no fused kernel has it. The paper trains with α = 0.1,
+θ = 0.5 and a fifth of RoPE's learning rate.
 """
 
 import dataclasses

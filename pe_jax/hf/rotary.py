@@ -67,7 +67,7 @@ class Rotary(Family):
       rotates: which layers rotate, from keys and types; None: all.
       nested: bases of layer types, where each has its own.
       parameters: `rope_parameters` where the config has none.
-      sections: M-RoPE's default sections; None: RoPE.
+      sections: M-RoPE's default sections, () in the proportion of `mrope`; None: RoPE.
       interleaved: M-RoPE's order.
       time_last: the same; `mrope_section` is then rows, columns, time.
       scale: the key of the scale, and its default; "query_pre_attn_scalar" is to the power of -1/2.
@@ -107,7 +107,7 @@ class Rotary(Family):
     rotates: Callable[[Keys, list[str]], list[bool]] | None = None
     nested: Mapping[str, Base] | None = None
     parameters: Mapping[str, Any] | None = None
-    sections: tuple[int, int, int] | None = None
+    sections: tuple[int, ...] | None = None
     interleaved: bool = False
     time_last: bool = False
     scale: tuple[str, float | None] | None = None
@@ -388,6 +388,7 @@ class Rotary(Family):
         return bases[layer_type], self.nested[layer_type].scaled
 
     def _encoding(self, keys: Keys, fields: dict, head_dim: int, base: float, partial) -> Encoding:
+        sections: Any
         sections, beta = self._special(fields)
         original = keys.get("original_max_position_embeddings", default=self.original)
         scaled = fields.get("rope_type", fields.get("type", "default")) != "default"
@@ -410,7 +411,7 @@ class Rotary(Family):
             sections = sections[2:] + sections[:2] if self.time_last else sections
             order = {"interleaved": self.interleaved, "time_last": self.time_last}
             more = {**order, "fraction": rope.fraction, "layout": self.layout}
-            encoding = MRoPE(rope.base, sections, scaling=rope.scaling, **more)
+            encoding = MRoPE(rope.base, sections or None, scaling=rope.scaling, **more)
             encoding.check(Dims(head_dim, 1, 1, head_dim))
             return encoding
         if beta is None:
@@ -445,6 +446,8 @@ class Rotary(Family):
             fields.pop("type", None)
             fields["rope_type"] = "default"
         sections = fields.pop("mrope_section", None)
+        if sections is None and not self.sections:
+            return (), beta
         sections = list(self.sections) if sections is None else sections
         ok = isinstance(sections, list | tuple) and len(sections) == 3
         ok = ok and all(is_int(n, 0) for n in sections)

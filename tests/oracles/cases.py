@@ -306,6 +306,19 @@ CASES = {
         [{"sections": [3, 3, 2], "base": 5e6, "interleaved": True}],
         {**ROTARY_3D, "interleaved": True},
     ),
+    "mrope_ernie4_5_vl": (
+        [{"sections": [2, 3, 3], "base": 5e5, "time_last": True, "layout": "interleaved"}],
+        {
+            **ROTARY_3D,
+            "sections": [[4, 2, 2], [2, 5, 5], [1, 1, 1]],
+            "time_last": True,
+            "layout": "interleaved",
+        },
+    ),
+    "mrope_glm4v": (
+        [{"sections": [2, 3, 3], "base": 1e4, "layout": "interleaved"}],
+        {**ROTARY_3D, "layout": "interleaved"},
+    ),
     "mrope_positions": (
         [{"spans": [[3], [2, 3], [2], [2, 3, 4], [1], [1, 5]]}],
         {"spans": st.lists(SPANS, min_size=1).filter(apart)},

@@ -16,6 +16,8 @@ import transformers
 from torch.nn.utils import parametrizations
 from transformers.models.beit import modeling_beit
 from transformers.models.dinov3_vit import modeling_dinov3_vit
+from transformers.models.ernie4_5_vl_moe import modeling_ernie4_5_vl_moe
+from transformers.models.glm4v import modeling_glm4v
 from transformers.models.layoutlmv3 import modeling_layoutlmv3
 from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl
 from transformers.models.pixtral import modeling_pixtral
@@ -196,6 +198,21 @@ def mrope_qwen3_vl(rng, length, sections, base, interleaved):
     )
     config = transformers.models.qwen3_vl.Qwen3VLTextConfig
     return _mrope(rng, length, kind, config, sections, base, turn)
+
+
+def mrope_ernie4_5_vl(rng, length, sections, base, time_last, layout):
+    """Theirs are in the order row, column, time."""
+    kind = modeling_ernie4_5_vl_moe.Ernie4_5_VLMoeTextRotaryEmbedding
+    turn = modeling_ernie4_5_vl_moe.apply_rotary_pos_emb
+    config = transformers.models.ernie4_5_vl_moe.Ernie4_5_VLMoeTextConfig
+    return _mrope(rng, length, kind, config, sections[1:] + sections[:1], base, turn)
+
+
+def mrope_glm4v(rng, length, sections, base, layout):
+    kind, turn = modeling_glm4v.Glm4vTextRotaryEmbedding, modeling_glm4v.apply_rotary_pos_emb
+    return _mrope(
+        rng, length, kind, transformers.models.glm4v.Glm4vTextConfig, sections, base, turn
+    )
 
 
 def mrope_positions(rng, length, spans):

@@ -89,6 +89,8 @@ OURS = {
     "rope_nd_minimax_m3": vision.rotary_nd,
     "mrope_qwen2_vl": vision.rotary_3d,
     "mrope_qwen3_vl": vision.rotary_3d,
+    "mrope_ernie4_5_vl": vision.rotary_3d,
+    "mrope_glm4v": vision.rotary_3d,
     "mrope_positions": vision.multimodal,
     "swin_bias": vision.swin_bias,
     "swin_beit": vision.swin_class,
