@@ -5,7 +5,8 @@ Positions say where a token is; what it may attend to is decided by token indice
 the positions themselves are therefore functions here, and combine with every encoding:
 `randomized`, `pose`, `random_floats`, `shifted`, `cape`, `augmented` draw from a key, `bilevel`
 counts in the text (`pe_jax.position_schemes` has them under the names that configs use);
-`multimodal`, `v2pe` and `circle` place text, images and videos in one sequence.
+`multimodal`, `v2pe` and `circle` place text, images and videos in one sequence, `cameras` images
+in a scene.
 B batch, T tokens. A position of several axes has them last: (row, column), (time, row, column).
 """
 

@@ -4,6 +4,7 @@ import dataclasses
 
 from pe_jax.encodings import rope_scaling
 from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
 from pe_jax.encodings.sums import Sum
@@ -83,7 +84,7 @@ class MLA(Rotary):
         plain = dataclasses.replace(self, partial=1.0)
         theta = keys.get("rope_theta", default=self.base)
         rope, *rest = parts(plain._encoding(keys, fields, rotary, theta, 1.0))
-        assert isinstance(rope, RoPE)
+        assert isinstance(rope, RoPE | MRoPE)
         layout = "interleaved" if pairs else "half"
         rope = dataclasses.replace(rope, fraction=rotary / width, layout=layout)
         scale = None

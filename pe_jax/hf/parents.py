@@ -46,4 +46,6 @@ def text(config: Mapping[str, Any], as_dict: Any, families: Any) -> Mapping[str,
     inner = as_dict(inner)
     if inner.get("model_type") in (None, parent):
         inner = {**inner, "model_type": model_type or parent}
+    if getattr(families.get(inner["model_type"]), "sections", None) is not None:
+        inner = {"mrope_section": config.get("mrope_section"), **inner}  # Ling 3.0 VL
     return text(sized(inner, str(inner.get("model_type"))), as_dict, families)

@@ -69,7 +69,7 @@ class Rotary(Family):
       parameters: `rope_parameters` where the config has none.
       sections: M-RoPE's default sections, () in the proportion of `mrope`; None: RoPE.
       interleaved: M-RoPE's order.
-      time_last: the same; `mrope_section` is then rows, columns, time.
+      time_last: the same; rows and columns have equal sections, and time has the other one.
       scale: the key of the scale, and its default; "query_pre_attn_scalar" is to the power of -1/2.
       cap: the key of the cap of logits.
       fixed_scale: the scale, where no key sets it.
@@ -389,6 +389,8 @@ class Rotary(Family):
 
     def _encoding(self, keys: Keys, fields: dict, head_dim: int, base: float, partial) -> Encoding:
         sections: Any
+        if self.sections is not None and keys.get("mrope_section") is not None:  # of the parent
+            fields = {"mrope_section": keys.get("mrope_section"), **fields}
         sections, beta = self._special(fields)
         original = keys.get("original_max_position_embeddings", default=self.original)
         scaled = fields.get("rope_type", fields.get("type", "default")) != "default"
@@ -408,7 +410,8 @@ class Rotary(Family):
                 axes = ((1, sections[1]), (2, sections[2]))
                 rows, columns = (len(range(i, min(3 * n, pairs), 3)) for i, n in axes)
                 sections = (pairs - rows - columns, rows, columns)
-            sections = sections[2:] + sections[:2] if self.time_last else sections
+            if self.time_last and sections[0] == sections[1]:  # Ernie lists time last
+                sections = sections[2:] + sections[:2]
             order = {"interleaved": self.interleaved, "time_last": self.time_last}
             more = {**order, "fraction": rope.fraction, "layout": self.layout}
             encoding = MRoPE(rope.base, sections or None, scaling=rope.scaling, **more)

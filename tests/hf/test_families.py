@@ -272,6 +272,20 @@ def test_newer_types(model_type, config, pattern, besides):
         assert getattr(layers[0], name) == value
 
 
+def test_ling_3_vl_has_the_sections_of_its_parent():
+    text = of("", num_hidden_layers=6, qk_rope_head_dim=64, head_dim=128, rope_theta=6e6)
+    text |= {"model_type": None, "partial_rotary_factor": 0.5, "qk_nope_head_dim": 128}
+    config = {"model_type": "bailing_moe_v3_vl", "text_config": text, "mrope_section": [8, 12, 12]}
+    *linear, layer = hf.encodings(config)
+    assert [x.encoding for x in linear] == [None] * 5 and layer.rotary_last
+    order = {"sections": (8, 12, 12), "time_last": True, "layout": "interleaved"}
+    assert layer.encoding == pe_jax.make("mrope", base=6e6, fraction=64 / 192, **order)
+    swapped = hf.encodings(config | {"mrope_section": [12, 12, 8]})[-1]  # as Ernie lists them
+    assert swapped == layer
+    with pytest.raises(ValueError, match="rows and columns that alternate are equal"):
+        hf.encodings(config | {"mrope_section": [8, 10, 14]})
+
+
 def test_images_turn_as_in_the_released_code_of_ernie():
     """Its frequencies are dealt to (rows, columns), put together again, then time's; in pairs."""
     rope = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [3, 3, 2]}
