@@ -22,7 +22,7 @@ from pe_jax import positions as pos
 from pe_jax import spec_strings as specs
 from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Encoding
-from pe_jax.encodings.windowed import without_window
+from pe_jax.encodings.windowed import attention_layers, without_window
 from pe_jax.validation import ConfigError, PlainFields, require
 
 
@@ -224,7 +224,7 @@ def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
       ConfigError: as `parse`; an encoding with another number of axes, or that takes only integers.
     """
     scheme = parse(spec)
-    pattern = tuple(map(without_window, pattern))
+    pattern = tuple(without_window(pattern[n]) for n in attention_layers(pattern))
     if all(type(encoding) is Encoding for encoding in pattern):
         return Contiguous()
     for encoding in pattern:

@@ -44,10 +44,11 @@ OTHER = {  # every choice that is not the default
 MODELS = {name: tiny.config(spec) for name, spec in SPECS.items()} | {
     "t5+rope": tiny.config("t5+rope"),
     "shaw,learned(length=40)": tiny.config("shaw,learned(length=40)"),
+    "recurrent": tiny.config("gated_delta*3,learned(length=40)+rope", layers=4, window=3),
     "others": tiny.config("transformer_xl,rope", layers=4, **OTHER),
 }
 # Parameters of the model and of a layer, terms of the input, of bands and of all heads' scores.
-few = tiny.few("fox dape t5+rope others", MODELS)
+few = tiny.few("fox dape t5+rope recurrent others", MODELS)
 
 
 @few
@@ -63,7 +64,7 @@ def test_generating_with_a_cache_equals_recomputing(spec, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [1, 5])
-@tiny.few("fox", MODELS)
+@tiny.few("fox recurrent", MODELS)
 def test_tokens_that_are_streamed_are_those_that_are_generated(spec, length, monkeypatch):
     monkeypatch.setattr(generation, "CHUNK", 2)
     built, prompt = tiny.build(spec)[0], tiny.tokens(1, length)
@@ -76,7 +77,7 @@ def test_tokens_that_are_streamed_are_those_that_are_generated(spec, length, mon
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@tiny.few("fox t5+rope others", MODELS)
+@tiny.few("fox t5+rope recurrent others", MODELS)
 def test_prompts_of_unequal_length_are_each_continued_alone(spec, side, monkeypatch):
     monkeypatch.setattr(generation, "CHUNK", 2)
     built, _ = tiny.build(spec)

@@ -10,7 +10,7 @@ import numpy as np
 from pe_jax import masks
 from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Tokens, sums_rows
-from pe_jax.encodings.windowed import Windowed
+from pe_jax.encodings.windowed import Windowed, attention_layers
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
@@ -40,11 +40,8 @@ def tiles(
 
     Tiles that a decaying bias skips depend on the data: they are counted.
     """
-    tiled = [
-        layer
-        for layer in model.windows
-        if not sums_rows(abstract_terms(layer, layer.layer_dims(model.dims)))
-    ]
+    layers = [model.windows[n] for n in attention_layers(model.windows)]
+    tiled = [x for x in layers if not sums_rows(abstract_terms(x, x.layer_dims(model.dims)))]
     layer_tiles = [_of_layer(layer, model, batch, length, layout, devices) for layer in tiled]
     if not layer_tiles:
         return Tiles()

@@ -39,6 +39,7 @@ from experiments.running.training.training_loop import (
     with_vocab,
 )
 from pe_jax.encodings.base import Params
+from pe_jax.encodings.windowed import attention_layers
 from pe_jax.training import data, tasks
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.config import Config, EvalConfig
@@ -78,12 +79,13 @@ def described(source: Source) -> dict[str, Any]:
 
 
 def save_encoding(folder: Path, trainer: Trainer, params: Any) -> None:
-    """Saves the trained parameters of layer 0's encoding, for its picture."""
+    """Saves the trained parameters of the first attention's encoding, for its picture."""
     if jax.process_count() > 1:  # each may have a part
         params = jax.jit(lambda x: x, out_shardings=trainer.shardings.step)(params)
     model = trainer.model(params)
-    first = jax.tree.map(lambda x: x[0], model.blocks[0].attention.params)
-    leaves = jax.tree.leaves(Params(model.shared[model.which[0]], first))
+    slot = next(iter(attention_layers(model.encodings)), 0)
+    first = jax.tree.map(lambda x: x[0], model.blocks[slot].attention.params)
+    leaves = jax.tree.leaves(Params(model.shared[model.which[slot]], first))
     if jax.process_index() > 0:
         return
     arrays: dict[str, Any] = {str(i): np.asarray(x) for i, x in enumerate(leaves)}

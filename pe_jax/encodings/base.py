@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from pe_jax.encodings.terms import Input, Term
 from pe_jax.numerics.arrays import align, require_array, require_key
 from pe_jax.numerics.position_arrays import padding_at_zero
-from pe_jax.validation import PlainFields, is_int, require, shown
+from pe_jax.validation import ConfigError, PlainFields, is_int, require, shown
 
 
 class Claims(NamedTuple):
@@ -232,6 +232,18 @@ class Encoding(PlainFields):
         if shape not in allowed:
             about = f"{type(self).__name__} has {axes[0]} axes: " if axes else ""
             raise ValueError(f"positions has shape {list(shape)}; {about}pass positions {fix}")
+
+
+class Recurrent(Encoding):
+    """A layer in the place of attention, in a pattern over a Transformer's layers alone."""
+
+    claims = Claims(causal_only=True)
+
+    def terms(self, params, dims):
+        """Raises ConfigError: there is no attention to add anything to."""
+        name = type(self).__name__
+        fix = "pe_jax.models.transformer has it, as 'gated_delta*3,rope' in ModelConfig.encoding"
+        raise ConfigError(f"encoding: {name} is a layer in the place of attention; {fix}")
 
 
 class OnAxes(Encoding):

@@ -8,6 +8,7 @@ from typing import Any
 from pe_jax import spec_strings as specs
 from pe_jax.encodings import schemes
 from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.gated_delta import GatedDelta
 from pe_jax.encodings.rope_scaling import SCALINGS
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.windowed import Windowed
@@ -17,6 +18,7 @@ SETTINGS = ("window", "sinks", "chunk")  # of a layer
 ENCODINGS: dict[str, type[Encoding]] = {
     name: kind for name, kind in vars(schemes).items() if isinstance(kind, type)
 }
+RECURRENT: dict[str, type[Encoding]] = {"gated_delta": GatedDelta}  # in the place of attention
 
 
 def make(name: str, **fields: Any) -> Encoding:
@@ -31,7 +33,7 @@ def make(name: str, **fields: Any) -> Encoding:
         raise ConfigError(f"encoding {shown(name)}: {fix}")
     if isinstance(name, str) and name not in ENCODINGS and name.lower() in SCALINGS:
         raise ConfigError(f"encoding {name!r} is a scaling: rope(scaling={name.lower()}(…))")
-    return specs.build("encoding", ENCODINGS, name, fields)
+    return specs.build("encoding", ENCODINGS | RECURRENT, name, fields)
 
 
 def parse(spec: str) -> tuple[Encoding, ...]:
@@ -44,6 +46,8 @@ def parse(spec: str) -> tuple[Encoding, ...]:
     A scaling of RoPE is written the same way: `rope(scaling=yarn(factor=4, original_length=2048))`;
     the names are those of `rope_scaling.SCALINGS`. Where axes have one each, they stand in a tuple:
     `rope_nd(scaling=(linear(factor=2),None,None))`.
+
+    A layer of a Transformer may also be recurrent, in the place of attention: `gated_delta*3,nope`.
 
     Returns:
       The pattern: one encoding per layer, to be repeated over the depth.
@@ -163,7 +167,8 @@ def format_encoding(encoding: Encoding) -> str:
     if not isinstance(encoding, Encoding):
         fix = "pass one encoding, what pe_jax.make or pe_jax.parse(…)[0] gives"
         raise TypeError(f"encoding={shown(encoding)}: {fix}")
-    registered = type(encoding) in ENCODINGS.values()
+    known = ENCODINGS | RECURRENT
+    registered = type(encoding) in known.values()
     require(registered, "encoding", encoding, "add its class to pe_jax.ENCODINGS under a name")
-    names = {kind: name for name, kind in [*ENCODINGS.items(), *SCALINGS.items()]}
+    names = {kind: name for name, kind in [*known.items(), *SCALINGS.items()]}
     return specs.format_spec(encoding, names)

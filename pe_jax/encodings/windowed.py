@@ -6,8 +6,9 @@ SWAN (Puvvada et al., arXiv 2504.08719). Llama 4 has chunks there: `rope@chunk=8
 """
 
 import dataclasses
+from collections.abc import Sequence
 
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Encoding, Recurrent
 from pe_jax.validation import is_int, require
 
 
@@ -33,6 +34,10 @@ class Windowed(Encoding):
         if not isinstance(self.encoding, Encoding) or isinstance(self.encoding, Windowed):
             raise TypeError(f"encoding={self.encoding!r}: pass an encoding without a window")
         window, sinks, chunk = self.window, self.sinks, self.chunk
+        recurrent = isinstance(self.encoding, Recurrent)
+        fix = "a recurrent layer sees all tokens of its document; leave it out"
+        require(window is None or not recurrent, "window", window, fix)
+        require(chunk is None or not recurrent, "chunk", chunk, fix)
         fix = "pass an integer of at least"
         require(window is None or is_int(window, 1), "window", window, f"{fix} 1")
         require(is_int(sinks, 0), "sinks", sinks, f"{fix} 0")
@@ -84,6 +89,11 @@ class Windowed(Encoding):
 
     def terms(self, params, dims):
         return self.encoding.terms(params, dims)
+
+
+def attention_layers(pattern: Sequence[Encoding]) -> list[int]:
+    """The indices of a pattern's layers that are attention, not recurrent layers in its place."""
+    return [n for n, e in enumerate(pattern) if not isinstance(without_window(e), Recurrent)]
 
 
 def without_window(encoding: Encoding) -> Encoding:

@@ -15,7 +15,7 @@ from pe_jax.config_fields import (
     ranged,
     real_field,
 )
-from pe_jax.encodings.base import Dims, Encoding
+from pe_jax.encodings.base import Dims, Encoding, Recurrent
 from pe_jax.encodings.registry import Spec
 from pe_jax.encodings.windowed import Windowed, without_window
 from pe_jax.engines import checks
@@ -39,7 +39,9 @@ class ModelConfig:
     Attributes:
       encoding: one string: `rope(base=5e5)`, a sum `t5+rope`, a pattern over layers `rope*3,nope`,
         of which each may have a window: `rope@window=512*3,nope` (Gemma 3:
-        `rope(base=1e4)@window=1024*5,rope(base=1e6)`), or chunks: `rope@chunk=8192*3,nope`.
+        `rope(base=1e4)@window=1024*5,rope(base=1e6)`), or chunks: `rope@chunk=8192*3,nope`. A layer
+        may be recurrent in the place of attention (`pe_jax.models.layers.Recurrence`), where no
+        field about attention applies: `gated_delta*3,nope`.
       vocab: number of token ids; 0 takes the tokenizer's.
       width: D, of the residual stream.
       layers: number of blocks, N, a multiple of the pattern's length.
@@ -131,11 +133,15 @@ class ModelConfig:
     @property
     def windows(self) -> tuple[Windowed, ...]:
         """The encodings of layers 0 … P - 1 with their windows or chunks, or the model's window."""
-        default = Windowed(Encoding(), self.window or None, self.sinks)
-        return tuple(
-            x if isinstance(x, Windowed) else dataclasses.replace(default, encoding=x)
-            for x in Spec(self.encoding).layers
-        )
+
+        def windowed(layer: Encoding) -> Windowed:
+            if isinstance(layer, Windowed):
+                return layer
+            if isinstance(layer, Recurrent):
+                return Windowed(layer)
+            return Windowed(layer, self.window or None, self.sinks)
+
+        return tuple(map(windowed, Spec(self.encoding).layers))
 
     @property
     def limit(self) -> int | None:

@@ -3,7 +3,9 @@
 Parameters are float32, activations the config's `dtype`. B batch, T tokens, D width.
 """
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +13,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pe_jax.encodings import terms
-from pe_jax.encodings.base import Params, abstract_terms
+from pe_jax.encodings import gated_delta, terms
+from pe_jax.encodings.base import Params, Recurrent, abstract_terms
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
-from pe_jax.engines.sharded.layout import CONTIGUOUS
+from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted
 from pe_jax.engines.tiled.sizes import alone, devices
 from pe_jax.models.config import DTYPES, ModelConfig
+from pe_jax.numerics.arrays import align
+from pe_jax.validation import ConfigError
 
 
 def _offset(arrays, *, dtype):
@@ -104,7 +108,7 @@ class Attention(nnx.Module):
         # A separate stream: the other weights are the same for every scheme.
         self.params = nnx.data(jax.tree.map(nnx.Param, encoding.init_layer(rngs.encoding(), dims)))
 
-    def __call__(self, x, shared, positions, segments, cache, layout=CONTIGUOUS):
+    def __call__(self, x, shared, positions, segments, cache, layout=CONTIGUOUS) -> tuple[Any, Any]:
         """[B, T, D] → [B, T, D], and the extended cache if there is one."""
         q, k, v = self.vectors(x)
         engine = self.config.attention
@@ -154,6 +158,114 @@ class Attention(nnx.Module):
         return norm(y.reshape(*y.shape[:-2], -1)).reshape(y.shape)
 
 
+class Recurrence(Attention):
+    """A layer of the gated delta rule (`pe_jax.encodings.gated_delta`), with its projections.
+
+    As Qwen3-Next's with as many heads of keys as of values: q, k and v pass a convolution over the
+    last tokens and SiLU, q and k are normalised, and the output is normalised and gated. What
+    `ModelConfig` says of attention (`kv_heads`, `qk_norm`, scale, cap, engine) does not apply.
+    Beside attention's 4·W weights, W = width·H·E, it has W of the gate, 2·width·H of β and α,
+    3·taps·H·E of the convolution, and 2·H + E.
+    """
+
+    def __init__(self, config: ModelConfig, encoding: Windowed, rngs: nnx.Rngs):
+        plain = dataclasses.replace(config, kv_heads=0, qk_norm=False, qk_norm_over="head")
+        super().__init__(plain, Windowed(), rngs)
+        rule: Any = encoding.encoding
+        self.encoding, self.before = encoding, rule.taps - 1  # tokens that the convolution keeps
+        dims, width, inner = self.dims, config.width, self.dims.heads * self.dims.head_dim
+        own = nnx.Rngs(rngs.encoding())  # a separate stream, as of an encoding's parameters
+        self.gate = linear(config, "qkv", width, inner, own, width**-0.5)
+        self.beta = linear(config, "qkv", width, dims.heads, own, width**-0.5)
+        self.decay = linear(config, "qkv", width, dims.heads, own, width**-0.5)
+
+        def drawn(low: float, high: float, *shape: int) -> jax.Array:
+            return jax.random.uniform(own.params(), shape, jnp.float32, low, high)
+
+        bound = rule.taps**-0.5
+        self.taps = nnx.Param(drawn(-bound, bound, rule.taps, 3, inner))  # of q, k and v
+        # as in flash-linear-attention: α = exp(-A·dt) with A in (0, 16) and dt in (0.001, 0.1)
+        self.log_rate = nnx.Param(jnp.log(drawn(0.01, 16, dims.heads)))
+        steps = jnp.exp(drawn(math.log(1e-3), math.log(0.1), dims.heads))
+        self.step_bias = nnx.Param(steps + jnp.log(-jnp.expm1(-steps)))  # softplus of it is dt
+        self.out_norm = norm(config, dims.head_dim, own)
+
+    def empty_cache(self, batch: int) -> caches.RecurrentCache:
+        """The cache before the first token."""
+        heads, width = self.dims.heads, self.dims.head_dim
+        inputs = batch, self.before, 3, heads * width
+        return caches.RecurrentCache(
+            state=jnp.zeros((batch, heads, width, width), jnp.float32),
+            inputs=jnp.zeros(inputs, DTYPES[self.config.dtype]),
+            segment=jnp.zeros(batch, jnp.int32),
+        )
+
+    def __call__(self, x, shared, positions, segments, cache, layout=CONTIGUOUS):
+        """[B, T, D] → [B, T, D], and the cache after these tokens if there is one.
+
+        Positions are not read. A document's tokens are adjacent but for padding, which is moved
+        behind all tokens.
+        """
+        if isinstance(layout, BlockPermuted):
+            raise ConfigError("layout: a recurrent layer reads whole rows in order; use mesh.seq=1")
+        past = self.empty_cache(len(x)) if cache is None else cache
+        if segments is None:
+            y, past = self._tokens(x, None, None, past)
+            return self.out(y), None if cache is None else past
+        is_token = segments >= 0
+        order = jnp.argsort(~is_token, axis=1, stable=True)
+        x, ids, is_token = (pick(y, order) for y in (x, segments, is_token))
+        before = jnp.concatenate([past.segment[:, None], ids[:, :-1]], 1)
+        if cache is None:
+            before = before.at[:, 0].set(ids[:, 0])
+        documents = jnp.cumsum(is_token & (ids != before), axis=1, dtype=jnp.int32)
+        y, past = self._tokens(jnp.where(is_token[..., None], x, 0), documents, is_token, past)
+        last = pick(jnp.concatenate([past.segment[:, None], ids], 1), is_token.sum(1)[:, None])
+        out = jnp.where(is_token[..., None], self.out(y), 0)
+        out = pick(out, jnp.argsort(order, axis=1))
+        return out, None if cache is None else past._replace(segment=last[:, 0])
+
+    def _tokens(self, x, documents, is_token, past):
+        """What `out` projects [B, T, H·E], and the cache; tokens come before padding."""
+        rows = (*x.shape[:-1], self.dims.heads, -1)
+        inputs = jnp.stack([self.q(x), self.k(x), self.v(x)], -2)
+        y = jax.nn.silu(gated_delta.convolve(self.taps[...], inputs, past.inputs, documents))
+        q, k, v = (y[:, :, n].reshape(rows).astype(jnp.float32) for n in range(3))
+        step = jax.nn.softplus(self.decay(x).astype(jnp.float32) + align(self.step_bias[...], x))
+        log_decay = -align(jnp.exp(self.log_rate[...]), step) * step
+        beta = jax.nn.sigmoid(self.beta(x).astype(jnp.float32))
+        if is_token is not None:
+            log_decay, beta = (jnp.where(is_token[..., None], z, 0) for z in (log_decay, beta))
+        out, state = gated_delta.delta_rule(
+            unit(q), unit(k), v, log_decay, beta, documents, past.state
+        )
+        gate = jax.nn.silu(self.gate(x).reshape(rows))
+        out = self.out_norm(out.astype(x.dtype)) * gate
+        return out.reshape(*x.shape[:-1], -1), past._replace(
+            state=state, inputs=self._last(inputs, documents, is_token, past.inputs)
+        )
+
+    def _last(self, inputs, documents, is_token, before):
+        """The inputs of the last tokens of the last document, for `RecurrentCache.inputs`."""
+        count, rows = before.shape[1], jnp.concatenate([before, inputs], 1)
+        if is_token is None:
+            return rows[:, rows.shape[1] - count :]
+        index = is_token.sum(1)[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+        of = jnp.pad(documents, ((0, 0), (count, 0)))
+        same = pick(of, index) == documents[:, -1:]
+        return jnp.where(same[..., None, None], pick(rows, index), 0)
+
+
+def unit(x):
+    """Vectors of length 1, as in flash-linear-attention: zeros stay zeros."""
+    return x * jax.lax.rsqrt((x**2).sum(-1, keepdims=True) + 1e-6)
+
+
+def pick(x, index):
+    """Rows x[b, index[b]] of each row b of the batch: [B, n, …] for x [B, T, …], index [B, n]."""
+    return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
+
+
 class MLP(nnx.Module):
     """A two-layer perceptron, gated or not."""
 
@@ -178,7 +290,8 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, encoding: Windowed, rngs: nnx.Rngs):
         width, self.block = config.width, config.block
         self.attention_norm = norm(config, width, rngs)
-        self.attention = Attention(config, encoding, rngs)
+        recurrent = isinstance(encoding.encoding, Recurrent)
+        self.attention = (Recurrence if recurrent else Attention)(config, encoding, rngs)
         if self.block != "parallel_shared":
             self.mlp_norm = norm(config, width, rngs)
         self.mlp = MLP(config, rngs)

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pe_jax.encodings.base import Encoding
-from pe_jax.encodings.registry import Spec, format_pattern
+from pe_jax.encodings.base import Encoding, Recurrent
+from pe_jax.encodings.registry import Spec, format_encoding, format_pattern
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.windowed import Windowed, without_window
@@ -86,6 +86,12 @@ def with_encoding(model: Transformer, encoding: str) -> Transformer:
     """
     config = dataclasses.replace(model.config, encoding=encoding)
     config.check()
+    for layer in range(config.layers):
+        pair = [c.pattern[layer % len(c.pattern)] for c in (model.config, config)]
+        if pair[0] != pair[1] and any(isinstance(e, Recurrent) for e in pair):
+            fix = "attention and a recurrent layer have no weights in common; keep what it is"
+            was = format_encoding(pair[0])
+            raise ConfigError(f"encoding={encoding!r}: layer {layer} is {was}; {fix}")
     graph, abstract = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))
     wanted, weights = dict(nnx.to_flat_state(abstract)), dict(nnx.to_flat_state(nnx.state(model)))
     old, new, layers = len(model.blocks), len(config.pattern), range(config.layers)

@@ -16,11 +16,11 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax.encodings.base import Params
-from pe_jax.encodings.windowed import Windowed, without_window
+from pe_jax.encodings.windowed import Windowed, attention_layers, without_window
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import DTYPES, ModelConfig
-from pe_jax.models.layers import Block, Linear, linear, norm
+from pe_jax.models.layers import Block, Linear, Recurrence, linear, norm
 
 # Models of at most this many layers are unrolled. On CPU a step took 0.7 to 0.8 (2 layers) and 0.85
 # (5 and 6) of the time of a loop, and 0.8 of its memory; compiling it took up to twice as long.
@@ -226,8 +226,9 @@ class Transformer(Stack):
             rows = (*tokens.shape, *jnp.shape(positions)[2:])
             positions = jnp.broadcast_to(jnp.asarray(positions), rows)
         input_positions = positions
-        if cache is not None and positions is None:
-            stacked, first = isinstance(cache, tuple), cache[0]
+        slots = attention_layers(self.encodings)
+        if cache is not None and positions is None and slots:
+            stacked, first = isinstance(cache, tuple), cache[slots[0]]
             first = jax.tree.map(lambda a: a[0], first) if stacked else first
             input_positions = caches.next_positions(first, tokens.shape[1], segments)
         x = self._embed(tokens, input_positions, segments, layout)
@@ -311,7 +312,10 @@ class Transformer(Stack):
 
         def layer_cache(layer: int):
             slot = layer % period
-            layer_params = nnx.as_pure(self.blocks[slot].attention.params)
+            mixer = self.blocks[slot].attention
+            if isinstance(mixer, Recurrence):
+                return mixer.empty_cache(batch)
+            layer_params = nnx.as_pure(mixer.params)
             layer_params = jax.tree.map(lambda a: a[layer // period], layer_params)
             params = Params(nnx.as_pure(self.shared[self.which[slot]]), layer_params)
             encoding = self.encodings[slot]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from pe_jax.naive import absolute, bias, contextual, relative, rotary
+from pe_jax.naive import absolute, bias, contextual, recurrent, relative, rotary
 from pe_jax.naive.rows import Array, Row, exponentials, make_row, products, softmax
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "attention",
     "inputs",
     "make_row",
+    "recurrent",
     "softmax",
 ]
 

@@ -25,6 +25,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from pe_jax import hf
+from pe_jax.encodings.base import Recurrent
 from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling.base import Scaling
@@ -80,6 +81,9 @@ def model(
     if encoding is not None:
         config = dataclasses.replace(released, encoding=encoding)
         config.check()
+        if any(isinstance(layer, Recurrent) for layer in config.pattern):
+            fix = "no family here has weights of a recurrent layer; train one from the start"
+            raise ConfigError(f"encoding={encoding!r}: {fix}")
     graph, abstract = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))
     abstract = nnx.as_pure(abstract)
     places = {} if mesh is None else _by_path(parameter_shardings(abstract, mesh, config))

@@ -15,7 +15,7 @@ import optax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pe_jax.encodings.base import abstract_terms
+from pe_jax.encodings.base import Recurrent, abstract_terms
 from pe_jax.encodings.terms import sums_rows
 from pe_jax.engines.dispatch import KERNELS
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous, RowSharded
@@ -35,12 +35,14 @@ MESH_AXES = {  # logical axis → mesh axes
 LOGICAL = (  # path of a parameter → its logical axes; () is replicated
     (r"embed/(embedding|kernel)", (None, "width")),
     (r"head/kernel", ("width", None)),
-    (r"blocks/.*/attention/[qkv]/kernel", (None, "width", "heads")),
+    (r"blocks/.*/attention/(q|k|v|gate|beta|decay)/kernel", (None, "width", "heads")),
     (r"blocks/.*/attention/out/kernel", (None, "heads", "width")),
     (r"blocks/.*/mlp/(up|gate)/kernel", (None, "width", "hidden")),
     (r"blocks/.*/mlp/down/kernel", (None, "hidden", "width")),
+    (r"blocks/.*/attention/taps", (None, None, None, "heads")),
+    (r"blocks/.*/attention/(log_rate|step_bias)", (None, "heads")),
     (r"(.*/)?\w*norm/(scale|bias)", ()),
-    (r"(embed|head|blocks/.*/(attention/(q|k|v|out)|mlp/(up|gate|down)))/bias", ()),
+    (r"(embed|head|blocks/.*/(attention/(q|k|v|out|gate|beta|decay)|mlp/(up|gate|down)))/bias", ()),
 )
 
 
@@ -125,6 +127,8 @@ def check_fits(
 def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) -> None:
     permuted: Any = layout(model, mesh)
     seq = f"mesh.seq={mesh.shape['seq']}"
+    if any(isinstance(e, Recurrent) for e in model.pattern):
+        raise ConfigError(f"{seq}: a recurrent layer reads whole rows in order; use mesh.seq=1")
     row_schemes = [
         e for e in model.pattern if sums_rows(abstract_terms(e, e.layer_dims(model.dims)))
     ]
@@ -233,8 +237,9 @@ def activation_sharding(mesh: Mesh) -> NamedSharding:
 def cache_shardings(cache: Any, mesh: Mesh) -> Any:
     """The shardings of decoding caches: rows as in a batch, heads as in the parameters."""
     rows = PartitionSpec(MESH_AXES["batch"])
-    axes = {"positions": rows, "segments": rows}
-    for name in ("k", "v", "k_raw", "beyond", "states"):
+    axes = {"positions": rows, "segments": rows, "segment": rows}
+    axes["inputs"] = PartitionSpec(MESH_AXES["batch"], None, None, MESH_AXES["heads"])
+    for name in ("k", "v", "k_raw", "beyond", "states", "state"):
         axes[name] = PartitionSpec(MESH_AXES["batch"], MESH_AXES["heads"])
 
     def sharding(path, _):

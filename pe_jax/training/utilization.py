@@ -2,6 +2,7 @@
 
 PaLM (arXiv 2204.02311, appendix B): a token takes 6 operations per weight of a matrix product and
 12·N·H·E·T for attention, forward and backward, with N layers of H heads of width E over T tokens.
+The gated delta rule multiplies its state [E, E] thrice per token: as attention to 1.5·E tokens.
 Recomputation (remat, scores in tiles) and the work that an encoding adds are not counted.
 """
 
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax
 
+from pe_jax.encodings.base import Recurrent
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.sharding import path_name
 
@@ -51,7 +53,12 @@ def flops_per_token(model: ModelConfig, shapes: Any, length: int) -> float:
     weights = sum(size for name, size in named.items() if name.endswith("/kernel"))
     weights += named["embed/embedding"] if model.tied else 0
     dims, layers = model.dims, model.windows
-    pairs = [x.layer_dims(dims).heads * min(length, x.span or length) for x in layers]
+    pairs = [
+        1.5 * dims.heads * dims.head_dim
+        if isinstance(x.encoding, Recurrent)
+        else x.layer_dims(dims).heads * min(length, x.span or length)
+        for x in layers
+    ]
     return 6.0 * weights + 12.0 * model.layers * dims.head_dim * sum(pairs) / len(pairs)
 
 

@@ -26,7 +26,7 @@ from experiments.reporting.results import Results, Scheme
 from pe_jax import Dims, Encoding, Params, Sum, ValueRotation, positions
 from pe_jax.encodings import terms
 from pe_jax.encodings.base import abstract_terms
-from pe_jax.encodings.windowed import without_window
+from pe_jax.encodings.windowed import attention_layers, without_window
 from pe_jax.engines import block, reference
 from pe_jax.validation import ConfigError
 
@@ -233,14 +233,15 @@ def draw(name: str, folder: Path) -> None:
 
 
 def _trained(results: Results, scheme: Scheme, longest: int) -> tuple[Encoding, Params, str]:
-    """The scheme of layer 0 at a length, its trained parameters, a note on which these are.
+    """The scheme of the first attention at a length, its trained parameters, a note on them.
 
     Raises:
       ConfigError: the saved parameters do not fit it, or are not finite.
     """
     m = results.manifest
     pattern = pe_jax.parse(scheme.spec)
-    encoding, dims = pattern[0], pattern[0].layer_dims(Dims(**m.dims))
+    encoding = pattern[next(iter(attention_layers(pattern)), 0)]
+    dims = encoding.layer_dims(Dims(**m.dims))
     init = functools.partial(encoding.init, jax.random.key(0), dims)
     shapes, tree = jax.tree.flatten(jax.eval_shape(init))
     notes = ["first scheme of the pattern"] if len(set(pattern)) > 1 else []

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 from absl import flags
 
 from pe_jax import position_schemes, spec_strings
-from pe_jax.encodings.registry import ENCODINGS
+from pe_jax.encodings.registry import ENCODINGS, RECURRENT
 from pe_jax.encodings.rope_scaling import SCALINGS
 from pe_jax.training import tasks
 from pe_jax.validation import require
@@ -131,6 +131,8 @@ def _encodings(_: Any) -> Iterator[str]:
     yield from _calls(ENCODINGS)
     yield "\nscalings of rope, as rope(scaling=yarn(factor=4, original_length=2048)):"
     yield from _calls(SCALINGS)
+    yield "\nlayers in the place of attention, as gated_delta*3,nope:"
+    yield from _calls(RECURRENT)
     yield "\na sum is t5+rope, a pattern over layers rope*3,nope"
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.files.run_names import short_names
 from pe_jax.encodings import Encoding
-from pe_jax.encodings.base import abstract_terms, adds_to_input
+from pe_jax.encodings.base import Recurrent, abstract_terms, adds_to_input
 from pe_jax.encodings.lerope import LeRoPE
 from pe_jax.encodings.registry import Spec, shortest
 from pe_jax.encodings.rope import RoPE
@@ -84,7 +84,9 @@ def replacement(spec: Spec, index: int, rope: RoPE, trained: Trained) -> Encodin
     """
     layer, dims = spec.layers[index % len(spec.layers)], trained.model.dims
     encoding = without_window(layer)
-    rotates = all(isinstance(term, Rotation) for term in abstract_terms(encoding, dims))
+    rotates = not isinstance(encoding, Recurrent) and all(
+        isinstance(term, Rotation) for term in abstract_terms(encoding, dims)
+    )
     is_pattern = len(spec.layers) > 1 and not trained.released
     if is_pattern or not rotates or adds_to_input(encoding, dims):
         fix = "pass nope or what rotates, as rope(…), dual_chunk(…) or rope+temperature"

@@ -30,6 +30,7 @@ from pe_jax.engines.decoding.storage import (
     Cache,
     Indices,
     Mapped,
+    RecurrentCache,
     Rows,
     add_segments,
     append,
@@ -49,7 +50,7 @@ from pe_jax.numerics.arrays import repeat_heads
 from pe_jax.numerics.position_arrays import check_exact, concrete
 from pe_jax.validation import is_int, python_ints, refuse, require
 
-__all__ = ["Cache", "append", "empty", "extend", "next_positions"]
+__all__ = ["Cache", "RecurrentCache", "append", "empty", "extend", "next_positions"]
 __all__ += ["take", "truncate", "with_segments"]
 
 

@@ -89,6 +89,25 @@ class Cache:
         return int(lengths[0])
 
 
+class RecurrentCache(NamedTuple):
+    """What a recurrent layer keeps of all tokens so far; the batch leads, as in a `Cache`.
+
+    Attributes:
+      state: float32 [B, H, E, F].
+      inputs: of its short convolution, for the document's last n - 1 tokens: [B, n - 1, 3, H·E].
+      segment: id of the last token's document, int32 [B]; 0 before the first token.
+    """
+
+    state: jax.Array
+    inputs: jax.Array
+    segment: jax.Array
+
+
+jax.export.register_namedtuple_serialization(
+    RecurrentCache, serialized_name="pe_jax.RecurrentCache"
+)
+
+
 def _static(made_for: str, ring: list[int] | None) -> tuple[str, RingBuffer | None]:
     return made_for, RingBuffer(*ring) if ring else None
 
@@ -183,12 +202,14 @@ def combine(f: Callable, old: Rows, new: Rows) -> Rows:
     return Rows._make([*combined, tuple(map(of_array, *states)), of_array(*positions, axis=1)])
 
 
-def with_segments(cache: Cache) -> Cache:
+def with_segments(cache: Any) -> Any:
     """The cache with a segment id for each row, 0 so far, as `extend(…, segments=)` keeps them.
 
     Raises:
       ValueError: the cache keeps only the last tokens of a window, where padding would count.
     """
+    if isinstance(cache, RecurrentCache):
+        return cache
     if cache.ring is not None:
         raise ValueError(
             "segments: this cache keeps the last tokens of a window, and padding would take their"
@@ -250,6 +271,8 @@ def truncate(cache: Cache, length) -> Cache:
         were written over (or may have been, under jit), or a running sum that keeps only its last
         value (selective RoPE).
     """
+    if isinstance(cache, RecurrentCache):
+        raise ValueError("truncate: a recurrent layer keeps only its last state; decode anew")
     require_cache(cache)
     length, batch = as_positions(length, name="length"), len(cache.length)
     fits = length.shape in ((), (batch,))
@@ -294,7 +317,7 @@ def _pad(cache: Cache, lengths: jax.Array) -> Cache:
     return dataclasses.replace(cache, segments=segments, states=states)
 
 
-def take(cache: Cache, rows) -> Cache:
+def take(cache: Any, rows) -> Any:
     """The cache of some rows of its batch, in any order, also several times: beams.
 
     Args:
@@ -305,8 +328,9 @@ def take(cache: Cache, rows) -> Cache:
       ValueError: known rows that the batch does not have.
       TypeError: rows that are not integers.
     """
-    require_cache(cache)
-    rows, batch = as_positions(rows, name="rows"), cache.k.shape[0]
+    if not isinstance(cache, RecurrentCache):
+        require_cache(cache)
+    rows, batch = as_positions(rows, name="rows"), len(jax.tree.leaves(cache)[0])
     require(rows.ndim == 1, "rows", rows.shape, "pass integers [N]")
     known = concrete(rows)
     if known is not None and known.size:

@@ -1,0 +1,126 @@
+"""The gated delta rule: Yang et al., "Gated Delta Networks", arXiv 2412.06464, §3.1 and §3.3.
+
+    S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,     o_t = S_tᵀ q_t/sqrt(E)
+
+A recurrent layer in the place of attention: `gated_delta*3,nope` is the pattern of Kimi Linear
+(arXiv 2510.26692), `gated_delta*3,rope` that of Qwen3-Next. The state S [E, F] forgets by α, drops
+what it returns for the key and learns the value instead, so that the order of tokens is in it
+without positions. The layer is Qwen3-Next's (transformers, `Qwen3NextGatedDeltaNet`); its decay α
+is one number per head, where Kimi's is one per channel of the key, which is not here.
+
+B batch, T tokens, H heads, E width of q and k, F width of v, C channels, N chunks, L their tokens.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.config_fields import int_field
+from pe_jax.encodings.base import Recurrent
+from pe_jax.numerics.arrays import align
+from pe_jax.numerics.linear_algebra import inverse_unit_lower
+
+CHUNK = 64  # tokens whose pairs are computed; a state passes from one chunk to the next
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedDelta(Recurrent):
+    """A recurrent layer in the place of attention; `taps` is the width of its short convolution."""
+
+    taps: int = int_field(4, 1)
+
+
+def delta_rule(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array,
+    beta: jax.Array,
+    documents: jax.Array | None = None,
+    state: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The outputs of all tokens and the last state, in time and memory of O(T).
+
+    Within a chunk the values that the state learns solve a triangular system (the UT transform),
+    whose inverse is made of products.
+
+    Args:
+      q: float32 [B, T, H, E], T ≥ 1.
+      k: float32 [B, T, H, E], of length 1.
+      v: float32 [B, T, H, F].
+      log_decay: ln α, at most 0: float32 [B, T, H]; 0 for padding.
+      beta: in [0, 1], 0 for padding: float32 [B, T, H].
+      documents: int32 [B, T], which never fall: a token sees those of its own number; None: all 0.
+      state: before the first token, of document 0: float32 [B, H, E, F]; None: zeros.
+
+    Returns:
+      float32 [B, T, H, F], and the state after the last token [B, H, E, F].
+    """
+    batch, length, heads, width = q.shape
+    size = min(CHUNK, 1 << (length - 1).bit_length())
+    padding = -length % size
+    dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+    def chunks(x: jax.Array, mode: str = "constant") -> jax.Array:
+        """[B, T, H, …] → [N, B, H, L, …]."""
+        x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2), mode)
+        x = x.reshape(batch, -1, size, *x.shape[2:])
+        return jnp.moveaxis(x, (1, 2), (0, 3)) if x.ndim > 3 else jnp.moveaxis(x, 1, 0)[:, :, None]
+
+    documents = jnp.zeros((1, length), jnp.int32) if documents is None else documents
+    documents = jnp.broadcast_to(documents, (batch, length))
+    of, keys = chunks(documents, "edge"), chunks(k)  # documents [N, B, 1, L]
+    last = of[..., -1:]
+    before = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
+    total = jnp.cumsum(chunks(log_decay), -1)
+    from_state = jnp.where(of == before, jnp.exp(total), 0)  # [N, B, H, L]
+    to_end = jnp.where(of == last, jnp.exp(total[..., -1:] - total), 0)
+    pairs = jnp.tril(of[..., None] == of[..., None, :])
+    decay = jnp.exp(jnp.where(pairs, total[..., None] - total[..., None, :], -jnp.inf))
+
+    rates, queries = chunks(beta)[..., None], width**-0.5 * chunks(q)
+    system = rates * dot("...le,...me->...lm", keys, keys) * decay
+    inverse = inverse_unit_lower(jnp.tril(system, -1))
+    learned = dot("...lm,...mf->...lf", inverse, rates * chunks(v))
+    dropped = dot("...lm,...me->...le", inverse, rates * from_state[..., None] * keys)
+    weights = dot("...le,...me->...lm", queries, keys) * decay
+
+    def step(state, chunk):
+        learned, dropped, weights, queries, keys, kept = chunk
+        new = learned - dot("...le,...ef->...lf", dropped, state)
+        out = dot("...le,...ef->...lf", queries, state) + dot("...lm,...mf->...lf", weights, new)
+        return kept[..., None] * state + dot("...le,...lf->...ef", keys, new), out
+
+    if state is None:
+        state = jnp.zeros((batch, heads, width, v.shape[-1]), jnp.float32)
+    queries, keys = from_state[..., None] * queries, to_end[..., None] * keys
+    inputs = (learned, dropped, weights, queries, keys, from_state[..., -1:])
+    state, out = jax.lax.scan(step, state, inputs)
+    out = jnp.moveaxis(out, (0, 3), (1, 2)).reshape(batch, -1, heads, v.shape[-1])
+    return out[:, :length], state
+
+
+def convolve(
+    kernel: jax.Array, x: jax.Array, before: jax.Array, documents: jax.Array | None = None
+) -> jax.Array:
+    """Each channel's weighted sum over the last tokens of its document: [B, T, *C].
+
+    Args:
+      kernel: [n, *C]; the last row is for the token itself.
+      x: [B, T, *C].
+      before: the n - 1 tokens before, zeros where there are none: [B, n - 1, *C].
+      documents: as for `delta_rule`; those of the tokens before are 0.
+    """
+    taps, length = kernel.shape[0], x.shape[1]
+    rows = jnp.concatenate([before, x], 1)
+    of = None if documents is None else jnp.pad(documents, ((0, 0), (taps - 1, 0)))
+    out = jnp.zeros_like(x)
+    for tap in range(taps):
+        row = rows[:, tap : tap + length]
+        if of is not None:
+            same = of[:, tap : tap + length] == documents
+            row = jnp.where(same.reshape(*same.shape, *(1,) * (x.ndim - 2)), row, 0)
+        out += align(kernel[tap].astype(x.dtype), row) * row
+    return out

@@ -1,0 +1,206 @@
+"""The gated delta rule against arXiv 2412.06464, and a model with layers of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import pe_jax
+from pe_jax import naive
+from pe_jax.conformance import claims
+from pe_jax.encodings import gated_delta
+from pe_jax.models import surgery
+from pe_jax.models.layers import Recurrence
+from pe_jax.models.transformer import Transformer
+from pe_jax.training import utilization
+from tests import tiny
+from tests.util import assert_close
+
+B, H, E, F = 2, 3, 6, 4
+
+
+def inputs(length: int, seed: int = 0) -> list[np.ndarray]:
+    """q, k, v, ln α and β of random tokens, keys of length 1."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((B, length, H, n), np.float32) for n in (E, E, F))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    return [q, k, v, -np.exp(rng.normal(-2, 2, (B, length, H))).astype(np.float32)] + [
+        rng.uniform(0, 1, (B, length, H)).astype(np.float32)
+    ]
+
+
+def want(arrays, cuts, state):
+    """Each row's documents one after the other, by the naive form; the state is of the first."""
+    outs, states = [], []
+    for b, ends in enumerate(cuts):
+        row, out = [x[b] for x in arrays], []
+        for n, part in enumerate(zip(*(np.split(x, ends) for x in row), strict=True)):
+            o, last = naive.recurrent.gated_delta(*part, state[b] if n == 0 else None)
+            out.append(o)
+        outs.append(np.concatenate(out))
+        states.append(last)
+    return np.stack(outs), np.stack(states)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 23])
+def test_chunks_equal_the_recurrence_of_each_document(length, monkeypatch):
+    monkeypatch.setattr(gated_delta, "CHUNK", 8)
+    arrays, state = inputs(length), np.random.default_rng(1).normal(size=(B, H, E, F))
+    cuts = [[], [n for n in (1, 3, 9, 16) if n < length]]
+    documents = np.stack([np.isin(np.arange(length), ends).cumsum() for ends in cuts])
+    got = jax.jit(gated_delta.delta_rule)(*arrays, documents, state.astype(np.float32))
+    assert_close(got, want(arrays, cuts, state), 1e-5)
+    alone = gated_delta.delta_rule(*arrays)
+    assert_close(alone, want(arrays, [[], []], 0 * state), 1e-5)
+
+
+def test_gradients_are_those_of_the_recurrence(monkeypatch):
+    """Of flash-linear-attention's naive form, written anew."""
+    monkeypatch.setattr(gated_delta, "CHUNK", 4)
+    arrays = inputs(11)
+
+    def step(state, token):
+        q, k, v, log_decay, beta = token
+        state = jnp.exp(log_decay)[..., None, None] * state
+        new = beta[..., None] * (v - jnp.einsum("bhef,bhe->bhf", state, k))
+        state = state + k[..., None] * new[..., None, :]
+        return state, E**-0.5 * jnp.einsum("bhef,bhe->bhf", state, q)
+
+    def recurrence(*arrays):
+        tokens = [jnp.moveaxis(jnp.asarray(x), 1, 0) for x in arrays]
+        state, out = jax.lax.scan(step, jnp.zeros((B, H, E, F)), tokens)
+        return jnp.moveaxis(out, 0, 1), state
+
+    def gradients(f):
+        loss = lambda *x: sum(jnp.sin(3 * y).sum() for y in f(*x))  # noqa: E731
+        return jax.jit(jax.grad(loss, argnums=range(5)))(*arrays)
+
+    assert_close(gradients(gated_delta.delta_rule), gradients(recurrence), 1e-5)
+
+
+def test_keys_that_are_all_alike_lose_no_precision():
+    """The powers of that triangle have binomial coefficients, of 4e17 for 64 tokens."""
+    q, k, v, log_decay, beta = inputs(128)
+    arrays = [q, 0 * k + E**-0.5, v, 0 * log_decay, 0 * beta + 1]
+    assert_close(gated_delta.delta_rule(*arrays), want(arrays, [[], []], np.zeros((B, H, E, F))))
+
+
+def test_memory_and_time_grow_with_the_length_alone():
+    def cost(length):
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs(length)]
+        program = jax.jit(gated_delta.delta_rule).lower(*shapes).compile()
+        return np.asarray([program.memory_analysis().temp_size_in_bytes])
+
+    assert (cost(4096) < 2.5 * cost(2048)).all()
+
+
+MODEL = tiny.config("gated_delta,rope", layers=2)
+
+
+def test_a_cache_decodes_in_any_parts_with_padding_anywhere():
+    """Rows with padding before, between and after their tokens, and a document begins later."""
+    built, _ = tiny.build(tiny.config("gated_delta,nope"))
+    ids = np.asarray([[-1, 5, 5, -1, 5, 8, 8, -1], [0, 0, 0, 0, 0, 0, 0, 0]], np.int32)
+    rows = tiny.tokens(2, 8)
+    whole = np.asarray(built(rows, segments=ids))
+    assert_close(whole[0, [1, 2, 4]], built(rows[:1, [1, 2, 4]])[0])
+    assert_close(whole[0, 5:7], built(rows[:1, 5:7])[0])
+    for parts in ((8,), (3, 5), (1,) * 8, (2, 3, 3)):
+        cache, out, at = built.init_cache(2, 9, padded=True), [], 0
+        for count in parts:
+            some = slice(at, at := at + count)
+            logits, cache = built(rows[:, some], segments=ids[:, some], cache=cache)
+            out.append(logits)
+        out = np.concatenate(out, 1)
+        assert_close(out[ids >= 0], whole[ids >= 0])
+    assert cache[0].segment.tolist() == [8, 0]
+    beams = [pe_jax.cache.take(layer, np.asarray([1, 1, 0])) for layer in cache]
+    again = [jax.tree.map(lambda x: x[jnp.asarray([1, 1, 0])], layer) for layer in cache]
+    following = [built(tiny.tokens(3, 1), cache=each)[0] for each in (beams, again)]
+    assert_close(*following)
+
+
+def test_stacked_caches_decode_alike():
+    built, _ = tiny.build(tiny.config("gated_delta,rope", layers=4))
+    rows = tiny.tokens(2, 6)
+    for stacked in (False, True):
+        cache = built.init_cache(2, 6, stacked=stacked)
+        first, cache = built(rows[:, :4], cache=cache)
+        last, _ = built(rows[:, 4:], cache=cache)
+        assert_close(np.concatenate([first, last], 1), built(rows))
+
+
+def test_padding_reaches_nothing_even_if_it_is_not_a_number():
+    layer = Recurrence(MODEL, MODEL.windows[0], nnx.Rngs(0, encoding=1))
+    x = np.random.default_rng(0).standard_normal((2, 6, 16)).astype(np.float32)
+    ids = np.asarray([[-1, -1, 0, 0, 0, 0], [0, 0, 0, -1, 1, 1]])
+    run = lambda x: layer(x, None, None, ids, None)[0]  # noqa: E731
+    clean = run(x)
+    loud = np.where(ids[..., None] < 0, np.nan, x)
+    np.testing.assert_array_equal(run(loud), clean)
+    assert not np.asarray(clean)[ids < 0].any()
+    gradient = jax.grad(lambda x: (run(x) ** 2).sum())(loud)
+    assert np.isfinite(gradient).all() and not np.asarray(gradient)[ids < 0].any()
+
+
+def test_its_parameters_are_those_that_the_page_says():
+    model = tiny.config("gated_delta", width=32, heads=4, kv_heads=2)
+    _, shapes = tiny.abstract_terms(model)
+    layer = shapes["blocks"][0]["attention"]
+    count = sum(x.size for x in jax.tree.leaves(layer)) // model.layers
+    width, heads, inner = 32, 4, 32
+    assert count == 5 * width * inner + 2 * width * heads + 12 * inner + 2 * heads + inner // heads
+    flops = [utilization.flops_per_token(model, shapes, n) for n in (64, 4096)]
+    assert flops[0] == flops[1]
+    drawn = nnx.state(Transformer(model, rngs=nnx.Rngs(0)).blocks[0].attention)
+    steps = np.log1p(np.exp(drawn["step_bias"][...]))
+    assert 1e-3 < steps.min() < steps.max() < 0.1
+    assert np.log(0.01) < drawn["log_rate"][...].min() < drawn["log_rate"][...].max() < np.log(16)
+
+
+Q = np.zeros((1, 4, 4, 4), np.float32)
+GATED = pe_jax.make("gated_delta")
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: pe_jax.parse("gated_delta@window=4"), "window=4: a recurrent layer sees all"),
+        (lambda: pe_jax.parse("gated_delta@chunk=4*3,rope"), "chunk=4: a recurrent layer"),
+        (lambda: pe_jax.make("gated_delta", taps=0), "taps"),
+        (lambda: pe_jax.attention(Q, Q, Q, encoding=GATED), "in the place of attention"),
+        (lambda: pe_jax.rotate("gated_delta", Q, Q, np.arange(4)), "in the place of attention"),
+        (
+            lambda: pe_jax.cache.empty(GATED, 1, 4, pe_jax.Dims(16, 4, 4, 4)),
+            "in the place of attention",
+        ),
+        (lambda: tiny.config("gated_delta+rope").check(), "in the place of attention"),
+        (lambda: tiny.config("gated_delta,rope", causal=False).check(), "causal attention alone"),
+        (
+            lambda: pe_jax.cache.truncate(tiny.build(MODEL)[0].init_cache(1, 4)[0], 2),
+            "keeps only its last state",
+        ),
+        (
+            lambda: surgery.with_encoding(tiny.build(MODEL)[0], "rope"),
+            "layer 0 is gated_delta; attention and a recurrent layer",
+        ),
+        (
+            lambda: surgery.with_encoding(tiny.build(tiny.config("rope"))[0], "gated_delta,rope"),
+            "layer 0 is rope; attention and a recurrent layer",
+        ),
+        (lambda: claims.declared("gated_delta*3,rope", 4), "place of attention"),
+    ],
+)
+def test_what_has_no_attention_is_refused_where_attention_is_meant(call, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()
+
+
+def test_surgery_changes_the_attention_of_a_hybrid_alone():
+    built, _ = tiny.build(MODEL)
+    other = surgery.with_encoding(built, surgery.over(MODEL, "gated_delta,rope(base=100.0)"))
+    assert pe_jax.spec(other.encodings[0]) == "gated_delta@window=0"
+    rows = tiny.tokens(1, 6)
+    assert_close(surgery.layer_by_layer(other)(rows), other(rows))
+    assert np.abs(np.asarray(other(rows) - built(rows))).max() > 1e-3
