@@ -42,7 +42,7 @@ def mesh():
 
 
 @pytest.mark.parametrize("images", [False, True], ids=["tokens", "images"])
-@pytest.mark.parametrize("name", pe_jax.ENCODINGS)
+@pytest.mark.parametrize("name", [*pe_jax.ENCODINGS, "gated_delta"])
 def test_every_parameter_of_every_model_has_a_rule(name, images, mesh):
     claims = pe_jax.make(name).claims
     if images and (claims.causal_only or name == "inkling"):
@@ -56,7 +56,8 @@ def test_every_parameter_of_every_model_has_a_rule(name, images, mesh):
     ):
         own = sharding.path_name(path)
         encodings = own.startswith("shared/") or "/params/" in own
-        if not encodings:
+        of_heads = own.endswith(("/taps", "/log_rate", "/step_bias"))  # of a recurrent layer
+        if not encodings and not of_heads:
             assert where.is_fully_replicated != own.endswith(("kernel", "embedding"))
         where.shard_shape(x.shape)  # raises where a size does not divide
 

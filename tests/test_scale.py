@@ -192,6 +192,12 @@ def test_caches_are_divided_as_batch_and_heads_are():
     rows = P(("data", "fsdp"), "model")
     assert {specs[0].k, specs[0].v, specs[0].k_raw, *specs[1].states} == {rows}
     assert specs[0].positions == P(("data", "fsdp")) and specs[0].length == P()
+    built, _ = tiny.build(tiny.config("gated_delta,rope"))
+    state, inputs, segment = (
+        x.spec for x in sharding.cache_shardings(built.init_cache(4, 9), mesh)[0]
+    )
+    assert state == rows and inputs == P(("data", "fsdp"), None, None, "model")
+    assert segment == P(("data", "fsdp"))
 
 
 # The page.

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("training")  # they share programs
 TWO = "t5+rope,fox"  # a table for all layers, and parameters of one
 
 
-@tiny.few("learned two", {**SPECS, "two": TWO})
+@tiny.few("learned two recurrent", {**SPECS, "two": TWO, "recurrent": "gated_delta,fox"})
 def test_eight_devices_train_as_one_does(spec):
     state, got = steps(trainer(spec, 8), 4)
     _, want = steps(trainer(spec), 4)

@@ -7,13 +7,16 @@ import pytest
 from flax import nnx
 
 import pe_jax
+from experiments.running.extension import methods
 from pe_jax import naive
 from pe_jax.conformance import claims
 from pe_jax.encodings import gated_delta
+from pe_jax.engines.sharded.layout import BlockPermuted
 from pe_jax.models import surgery
 from pe_jax.models.layers import Recurrence
 from pe_jax.models.transformer import Transformer
-from pe_jax.training import utilization
+from pe_jax.training import sharding, utilization
+from pe_jax.training.config import MeshConfig
 from tests import tiny
 from tests.util import assert_close
 
@@ -159,6 +162,11 @@ def test_its_parameters_are_those_that_the_page_says():
     assert np.log(0.01) < drawn["log_rate"][...].min() < drawn["log_rate"][...].max() < np.log(16)
 
 
+def ring():
+    """A mesh whose devices share rows."""
+    return sharding.make_mesh(MeshConfig(data=1, seq=2), jax.devices()[:2])
+
+
 Q = np.zeros((1, 4, 4, 4), np.float32)
 GATED = pe_jax.make("gated_delta")
 
@@ -188,6 +196,20 @@ GATED = pe_jax.make("gated_delta")
         (
             lambda: surgery.with_encoding(tiny.build(tiny.config("rope"))[0], "gated_delta,rope"),
             "layer 0 is rope; attention and a recurrent layer",
+        ),
+        (
+            lambda: sharding.check_fits(MODEL, 2, ring(), {}),
+            "mesh.seq=2: a recurrent layer reads whole rows in order; use mesh.seq=1",
+        ),
+        (
+            lambda: Recurrence(MODEL, MODEL.windows[0], nnx.Rngs(0, encoding=0))(
+                Q[0], None, None, None, None, BlockPermuted(ring())
+            ),
+            "whole rows in order",
+        ),
+        (
+            lambda: methods.extended("gated_delta", methods.Trained(tiny.config(), 8, 2)),
+            "is not for a trained RoPE",
         ),
         (lambda: claims.declared("gated_delta*3,rope", 4), "place of attention"),
     ],

@@ -114,10 +114,16 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("minutes", ()), ("novels", ()), ("field", ("25M",)), ("field", ("247M",))],
+    [
+        ("extrapolation_minutes", ()),
+        ("extrapolation_novels", ()),
+        ("extrapolation_field", ("25M",)),
+        ("extrapolation_field", ("247M",)),
+        ("hybrids", ()),
+    ],
 )
 def test_the_extrapolation_family_is_sound_before_anything_compiles(name, size):
-    config = runpy.run_path(str(CONFIGS / f"extrapolation_{name}.py"))["get_config"](*size)
+    config = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"](*size)
     config.check()
     assert len(config.encodings) >= 5 and len(config.rates) >= 3
     assert config.eval.split == "test" and compare.check_evaluation(config).split == "validation"

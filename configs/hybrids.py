@@ -1,0 +1,50 @@
+"""Does a model with recurrent layers need positions? Hybrids on novels, trained at 128.
+
+    python -m experiments.compare --config=configs/hybrids.py --config.data=text:DIR
+
+Three layers of the gated delta rule and one of attention with RoPE, as Qwen3-Next, with NoPE, as
+Kimi Linear, and with ALiBi, against four layers of attention with RoPE and with NoPE: byte models
+of width 96, with 7% more parameters for the hybrids (docs/encodings.md). Data, evaluation and steps
+are those of configs/extrapolation_novels.py; each scheme has the learning rate of four that is best
+with the first seed, and a neighbour of it where that lies at an edge. 25 runs and 20 checks or a
+few more: two hours on two CPU cores, by the time of a step (2026-11-29, two cores that others used
+too: 0.10 s with attention, 0.28 s for a hybrid).
+
+Questions, declared before the first run (2026-11-29), beside the two of every comparison
+(docs/results.md), each a paired difference over five seeds in the sliding windows and without them:
+
+1. At 1,024, eight times the trained length, which hybrids end below RoPE, and which below NoPE?
+2. Among hybrids, is RoPE, NoPE or ALiBi in the one layer of attention shown to be better, at 128
+   and at 1,024? If no interval excludes 0.01 nats either way, order comes from the recurrence.
+3. Does the hybrid with NoPE keep its loss from 128 to 1,024, as ALiBi does alone?
+
+The same schemes on state tracking and retrieval:
+
+    python -m experiments.tasks --config=configs/tasks_decoders.py --config.model.layers=4 \
+      --config.workdir=runs/tasks_hybrids --encodings=rope --encodings=nope \
+      --encodings='gated_delta*3,rope' --encodings='gated_delta*3,nope' \
+      --encodings='gated_delta*3,alibi'
+"""
+
+import dataclasses
+
+from configs import extrapolation_novels
+from experiments.running.configs.compare import CompareConfig
+from pe_jax.models.config import ModelConfig
+
+
+def get_config() -> CompareConfig:
+    return dataclasses.replace(
+        extrapolation_novels.get_config(),
+        workdir="runs/hybrids",
+        encodings=(
+            "nope",
+            "rope",
+            "gated_delta*3,nope",
+            "gated_delta*3,rope",
+            "gated_delta*3,alibi",
+        ),
+        baseline="rope",
+        rate_rounds=2,
+        model=ModelConfig(width=96, layers=4),
+    )
