@@ -9,15 +9,19 @@ B batch (all batch axes as one), T queries, S keys.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.terms import Mask, Tokens
 from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import is_int, require
+
+QUERIES = 32  # whose scores an indexer holds at a time
 
 
 def place(tokens: Tokens) -> jax.Array:
@@ -100,3 +104,81 @@ class Chunks:
         """Which pairs are visible: bool [B or 1, T, S]."""
         rows, columns = place(q)[:, :, None], place(k)[:, None, :]
         return (rows // self.size == columns // self.size) & (rows >= columns)
+
+
+def best_keys(
+    q: jax.Array,
+    k: jax.Array,
+    weights: jax.Array,
+    count: int,
+    *,
+    rope: RoPE | None = None,
+    positions: Any = None,
+    segments: Any = None,
+) -> Mask:
+    """The keys that a lightning indexer selects: those with the greatest I of the keys before.
+
+        I_ts = Σ_h w_th ReLU(q_th·k_s)
+
+    DeepSeek Sparse Attention (DeepSeek-V3.2, GLM-5; arXiv 2512.02556, §2.1). The first channels of
+    q and k turn: in halves in DeepSeek-V3.2, interleaved in GLM-5, whatever the layout of the
+    attention beside it (which is interleaved in both). `pe_jax.hf.encodings` says which, as
+    `LayerEncoding.indexer`. Of equal scores the first tokens are selected; nothing has a gradient.
+    In a cache, rows have no padding.
+
+    Args:
+      q: floats [B, T, H, E], not rotated, of the last T of the S tokens.
+      k: [B, S, E], after its norm; one head, not rotated.
+      weights: [B, T, H]; factors that all have in common change nothing.
+      count: how many keys each query sees, if there are so many before it, itself included.
+      rope: the rotation of q and k, of E channels; None: none.
+      positions: integers [S] or [B, S]; None: contiguous.
+      segments: ids [B, S] of documents, negative for padding, as in `attention`; None: one each.
+
+    Raises:
+      ValueError: shapes that do not fit; a count below 1; a rotation that needs a length.
+    """
+    fits = q.ndim == 4 and weights.shape == q.shape[:3]
+    require(fits, "weights", weights.shape, f"q has shape {list(q.shape)}: pass [B, T, H]")
+    batch, queries, _, width = q.shape
+    fits = k.ndim == 3 and (k.shape[0], k.shape[2]) == (batch, width) and k.shape[1] >= queries
+    require(fits, "k", k.shape, f"pass [{batch}, S, {width}] with S of at least {queries}")
+    require(is_int(count, 1), "count", count, "pass an integer of at least 1")
+    keys = k.shape[1]
+    index = jnp.arange(keys, dtype=jnp.int32)
+    if rope is not None:
+        at = index if positions is None else as_positions(positions)
+        q = rope.rotate(None, q, at[..., keys - queries :])
+        k = rope.rotate(None, k[:, :, None], at)[:, :, 0]
+    ids = jnp.zeros((1, keys), jnp.int32) if segments is None else as_positions(segments)
+    exact = functools.partial(
+        jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+    )
+
+    def of_query(query):  # [B, H, E], [B, H], [], [B or 1] → [B, n]
+        q, weights, at, own = query
+        scores = exact("bh,bhs->bs", weights, jax.nn.relu(exact("bhe,bse->bhs", q, k)))
+        visible = (index[None] <= at) & (ids == own[:, None]) & (ids >= 0)
+        best, chosen = jax.lax.top_k(jnp.where(visible, scores, -jnp.inf), min(count, keys))
+        return jnp.sort(jnp.where(best > -jnp.inf, chosen, keys), axis=-1)
+
+    last = index[keys - queries :], ids[:, keys - queries :].T
+    moved = jnp.moveaxis(q, 1, 0), jnp.moveaxis(weights.astype(jnp.float32), 1, 0)
+    chosen = jax.lax.map(of_query, (*moved, *last), batch_size=QUERIES)
+    return Mask(Selected(keys - queries).visible, jnp.moveaxis(chosen, 0, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Selected:
+    """For each query the keys that it sees, from the query with index `first` on."""
+
+    first: int
+
+    def visible(self, chosen: jax.Array, q: Tokens, k: Tokens) -> jax.Array:
+        """Which pairs are visible, bool [B, T, S], by the `chosen` indices [B, T, n], rising."""
+        rows = jnp.broadcast_to(q.index - self.first, (len(chosen), q.index.shape[1]))
+        chosen = jnp.take_along_axis(chosen, rows[..., None], 1, mode="clip")
+        index = jnp.broadcast_to(k.index, (len(chosen), k.index.shape[1]))
+        place = jax.vmap(jax.vmap(jnp.searchsorted, (0, None)))(chosen, index)
+        found = jnp.take_along_axis(chosen, place, 2, mode="clip")
+        return found == index[:, None]

@@ -8,8 +8,11 @@ import pytest
 
 import pe_jax
 from pe_jax import masks
-from tests.test_attention_options import PARENTS, QKV, TILED, B, E, H, T
-from tests.util import jit
+from pe_jax.encodings.rope_scaling import DynamicNTK
+from tests.test_attention_options import DIMS, PARENTS, QKV, TILED, B, E, H, T
+from tests.util import jit, noise
+
+DYNAMIC = DynamicNTK(factor=2.0, original_length=8)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +124,77 @@ def test_lengths_that_cannot_be_are_refused(wrong, words):
 def ancestors(token: int) -> list[int]:
     """Itself, its parent, and so on to the root."""
     return [] if token < 0 else [token, *ancestors(int(PARENTS[token]))]
+
+
+INDEX = noise(B, T, 3, 8, seed=4), noise(B, T, 8, seed=5), noise(B, T, 3, seed=6)
+PARTIAL = pe_jax.make("rope", fraction=0.5, layout="interleaved")
+
+
+def selected(count: int, rope, ids: np.ndarray) -> np.ndarray:
+    """The pairs that an indexer selects, one by one in float64: bool [B, T, T]."""
+    q, k = (
+        rope.rotate(None, INDEX[0], np.arange(T)),
+        rope.rotate(None, INDEX[1][:, :, None], np.arange(T)),
+    )
+    q, k, weights = (np.asarray(x, np.float64) for x in (q, k[:, :, 0], INDEX[2]))
+    scores = np.einsum("bth,bhts->bts", weights, np.maximum(np.einsum("bthe,bse->bhts", q, k), 0))
+    chosen = np.zeros((B, T, T), bool)
+    for b, t in np.ndindex(B, T):
+        before = [s for s in range(t + 1) if ids[b, s] == ids[b, t] >= 0]
+        chosen[b, t, sorted(before, key=lambda s: (-scores[b, t, s], s))[:count]] = True
+    return chosen
+
+
+@pytest.mark.parametrize("engine", ["dense", TILED])
+def test_the_best_keys_are_those_of_an_indexer(engine):
+    """Also those of the last queries alone, and in a cache."""
+    ids = np.where(np.arange(T) < np.array([[T], [17]]), 0, 1)
+    options = {"encoding": "alibi", "implementation": engine}
+    dense = {**options, "implementation": "dense"}
+    for segments in (None, ids):
+        mask = masks.best_keys(*INDEX, 6, rope=PARTIAL, segments=segments)
+        array = selected(6, PARTIAL, 0 * ids if segments is None else ids)
+        assert array.sum(-1).max() == 6
+        want = pe_jax.attention(*QKV, mask=array[:, None], q_segments=segments, **dense)
+        got = pe_jax.attention(*QKV, mask=mask, q_segments=segments, **options)
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+    whole, at = (
+        pe_jax.attention(*QKV, mask=masks.best_keys(*INDEX, 6, rope=PARTIAL), **options),
+        T - 9,
+    )
+    last = masks.best_keys(INDEX[0][:, at:], INDEX[1], INDEX[2][:, at:], 6, rope=PARTIAL)
+    cache = pe_jax.cache.empty(pe_jax.make("alibi"), B, T, DIMS)
+    q, k, v = QKV
+    extend = functools.partial(pe_jax.cache.extend, encoding="alibi")
+    _, cache = extend(cache, q[:, :at], k[:, :at], v[:, :at])
+    out, _ = extend(cache, q[:, at:], k[:, at:], v[:, at:], mask=last)
+    np.testing.assert_allclose(out, whole[:, at:], atol=1e-5)
+
+
+def test_an_indexer_that_selects_all_changes_nothing_and_equal_scores_are_the_first():
+    every = masks.best_keys(*INDEX, 100, rope=PARTIAL)
+    run = jit(lambda mask=None: pe_jax.attention(*QKV, mask=mask))
+    np.testing.assert_allclose(run(every), run(), atol=1e-6)
+    q, k, weights = INDEX
+    alike = masks.best_keys(q, 0 * k, weights, 4)
+    first = np.tril(np.ones((T, T), bool)) & (np.arange(T) < 4)
+    np.testing.assert_allclose(run(alike), run(first), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"count": 0}, "count=0: pass an integer of at least 1"),
+        ({"weights": INDEX[2][:, :3]}, r"weights=.*: q has shape .* pass \[B, T, H\]"),
+        ({"k": INDEX[1][:, :3]}, r"k=.*: pass \[2, S, 8\] with S of at least 40"),
+        ({"rope": pe_jax.make("rope", scaling=DYNAMIC)}, "at_length"),
+    ],
+)
+def test_an_indexer_whose_arrays_do_not_fit_is_refused(wrong, words):
+    given = dict(zip(("q", "k", "weights"), INDEX, strict=True), count=4)
+    with pytest.raises(ValueError, match=words):
+        masks.best_keys(**given | wrong)
 
 
 def test_trees_and_chunks_that_cannot_be_are_refused():

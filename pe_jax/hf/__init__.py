@@ -27,10 +27,11 @@ from pe_jax.hf import parents, weights
 from pe_jax.hf.families import FAMILIES, NEAREST
 from pe_jax.hf.keys import ACT_OFF, ELSEWHERE, LAYERS, LENGTHS, SUSPECT, TOWERS, Keys, concerned
 from pe_jax.hf.layer_types import FULL
-from pe_jax.hf.layers import Extras, Family, LayerEncoding, pattern, rotation_of
+from pe_jax.hf.layers import Extras, Family, Indexer, LayerEncoding, pattern, rotation_of
 from pe_jax.validation import is_int, nearest, require, shown
 
-__all__ = ["FAMILIES", "Extras", "LayerEncoding", "encodings", "params", "pattern", "with_scaling"]
+__all__ = ["FAMILIES", "Extras", "Indexer", "LayerEncoding"]
+__all__ += ["encodings", "params", "pattern", "with_scaling"]
 
 VISION = {  # of Qwen2-VL and 2.5-VL, whose vision configs have no model_type
     "qwen2_vl_vision": {"depth", "embed_dim", "spatial_merge_size"},
@@ -92,10 +93,13 @@ def with_scaling(config: Any, scaling: Scaling | None) -> dict[str, Any]:
     scales = [bool(rotation_of(x)) and not (apart and x.window) for x in layers]
     if True not in scales:
         raise ValueError(f"model_type={shown(whole.get('model_type'))}: no layer has RoPE")
-    wanted = [
-        dataclasses.replace(x, encoding=_scaled(x.encoding, scaling)) if scale else x
-        for x, scale in zip(layers, scales, strict=True)
-    ]
+
+    def scaled(layer: LayerEncoding) -> LayerEncoding:
+        index = layer.indexer
+        index = index and dataclasses.replace(index, encoding=_scaled(index.encoding, scaling))
+        return dataclasses.replace(layer, encoding=_scaled(layer.encoding, scaling), indexer=index)
+
+    wanted = [scaled(x) if scale else x for x, scale in zip(layers, scales, strict=True)]
     rotating = layers[scales.index(True)]
     rotation: Any = rotation_of(rotating)
     rope = RoPE(rotation.base, rotation.fraction, scaling=scaling)

@@ -88,6 +88,28 @@ class Extras(PlainFields):
 
 
 @dataclasses.dataclass(frozen=True)
+class Indexer(PlainFields):
+    """What selects the keys of a layer, for `pe_jax.masks.best_keys`.
+
+    Attributes:
+      encoding: the rotation of its q and k.
+      heads: of q; k has one.
+      head_dim: width of these heads.
+      count: how many keys each query sees.
+      shared: whether the layer sees those that the last layer before it has selected which does not
+        share (GLM-5.2).
+      rotary_last: the rotated channels of its heads are the last (Hunyuan 4): put them first.
+    """
+
+    encoding: RoPE
+    heads: int
+    head_dim: int
+    count: int
+    shared: bool = False
+    rotary_last: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerEncoding(PlainFields):
     """The encoding of one layer, and what else its scores need.
 
@@ -112,6 +134,7 @@ class LayerEncoding(PlainFields):
         them first.
       tokens_per_second: positions per second of a video (Qwen2.5-VL), where the config says it:
         `positions.multimodal(spans, interval=tokens_per_second * seconds_per_frame)`.
+      indexer: DeepSeek-V3.2's, where `extras` has the word and it is of that kind (GLM-5 too).
       extras: what else the layer does; `Extras()`: nothing.
     """
 
@@ -127,6 +150,7 @@ class LayerEncoding(PlainFields):
     first_row: int = 0
     rotary_last: bool = False
     tokens_per_second: float | None = None
+    indexer: Indexer | None = None
     extras: Extras = Extras()
 
     @property

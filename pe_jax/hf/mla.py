@@ -10,9 +10,11 @@ from pe_jax.encodings.scaling import hugging_face
 from pe_jax.encodings.sums import Sum
 from pe_jax.hf.keys import REQUIRED
 from pe_jax.hf.layer_types import FULL, INDEXED, OTHERS, doubled
-from pe_jax.hf.layers import LayerEncoding, parts
+from pe_jax.hf.layers import Indexer, LayerEncoding, parts
 from pe_jax.hf.rotary import PARTIAL, Rotary, with_sink
 from pe_jax.validation import require
+
+SHARES = ("full", "shared")  # whether a layer selects keys, or sees those of one before it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +28,20 @@ class MLA(Rotary):
       interleave: the key of the layout, and its default; or the layout, where no key sets it.
       content: default of `qk_nope_head_dim`.
       rotary: default of `qk_rope_head_dim`.
+      index_heads: default of `index_n_heads`; 0: the indexer, if there is one, is not read.
+      index_interleave: whether neighbouring channels of the indexer are a pair, not the halves.
+      index_last: whether the indexer's rotated channels are the last of a head.
+      index_every: default of `index_topk_freq`: how many layers see the keys that one of them has
+        selected; 0: no layer shares.
     """
 
     interleave: tuple[str, bool] | bool = True
     content: int = 128
     rotary: int = 64
+    index_heads: int = 0
+    index_interleave: bool = False
+    index_last: bool = False
+    index_every: int = 0
 
     def read(self, keys):
         latent = keys.flag("use_mla", default=True)
@@ -46,6 +57,7 @@ class MLA(Rotary):
             keys.get("mla_use_nope")  # Kimi Linear says so itself
             self.skip_rotation(keys)
         rope, scale = self._rope(keys, rotary, width) if any(turns) else (None, None)
+        indexers = self._indexers(keys, rope, rotary, width, len(types))
         wrap = with_sink if self.sinks else lambda encoding: encoding
         return [
             LayerEncoding(None, width)
@@ -55,10 +67,48 @@ class MLA(Rotary):
                 width,
                 scale=scale,
                 rotary_last=bool(rope) and rotated,
+                indexer=indexer if layer_type == INDEXED else None,
                 extras=dataclasses.replace(self.extras, indexer=layer_type == INDEXED),
             )
-            for layer_type, rotated in zip(types, turns, strict=True)
+            for layer_type, rotated, indexer in zip(types, turns, indexers, strict=True)
         ]
+
+    def _indexers(
+        self, keys, rope: Encoding | None, rotary: int, width: int, layers: int
+    ) -> list[Indexer | None]:
+        """The indexer of each layer, if it has one; its frequencies are those of the attention."""
+        if not self.index_heads or not isinstance(rope, RoPE):
+            return [None] * layers
+        pairs = keys.flag("indexer_rope_interleave", default=self.index_interleave)
+        fix = f"it is always {self.index_interleave} for this family"
+        require(pairs == self.index_interleave, "indexer_rope_interleave", pairs, fix)
+        heads = keys.integer("index_n_heads", default=self.index_heads)
+        head_dim = keys.integer("index_head_dim", default=128)
+        fix = f"qk_rope_head_dim={rotary} of its channels turn"
+        require(head_dim >= rotary, "index_head_dim", head_dim, fix)
+        layout = "interleaved" if pairs else "half"
+        rope = dataclasses.replace(rope, fraction=rotary / head_dim, layout=layout)
+        count = keys.integer("index_topk", default=2048)
+        shared = self._shared(keys, layers) if self.index_every else [False] * layers
+        last = self.index_last
+        return [Indexer(rope, heads, head_dim, count, share, last) for share in shared]
+
+    def _shared(self, keys, layers: int) -> list[bool]:
+        """Which layers see the keys that one before them has selected (arXiv 2603.12201)."""
+        letters = keys.get("index_topk_pattern")
+        every = keys.integer("index_topk_freq", default=self.index_every)
+        offset = keys.integer("index_skip_topk_offset", default=2, low=0)
+        types = ["shared" if max(i - offset + 1, 0) % every else "full" for i in range(layers)]
+        if isinstance(letters, str):
+            ok = {*letters} <= {*"FS"} and len(letters) >= layers
+            fix = f"write F or S for each of {layers} layers"
+            require(ok, "index_topk_pattern", letters, fix)
+            types = ["full" if letter == "F" else "shared" for letter in letters[:layers]]
+        else:
+            types = keys.per_layer("index_topk_pattern", layers, SHARES, types)
+        types = keys.per_layer("indexer_types", layers, SHARES, types)
+        require(types[0] == "full", "indexer_types", types, "the first layer must be full")
+        return [name == "shared" for name in types]
 
     def _types_of_layers(self, keys):
         if self.layer_types is not doubled:

@@ -1,11 +1,13 @@
 """Families whose layers differ, or whose keys mean something else than they say."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import pe_jax
 from pe_jax import hf
-from pe_jax.encodings.rope_scaling import Llama3, LongRoPE, Proportional, YaRN
+from pe_jax.encodings.rope_scaling import Linear, Llama3, LongRoPE, Proportional, YaRN
 from pe_jax.hf import families
 from tests.faults.encoding_calls import refused
 from tests.hf.configs import (
@@ -315,6 +317,52 @@ def test_layers_that_an_indexer_serves_are_named():
     mixed = hf.encodings(of("qwen4_exp_text", **quarter))
     assert [x.encoding is None for x in mixed] == [True] * 3 + [False]
     assert mixed[3].extras == hf.Extras(qk_norm=True, indexer=True)
+
+
+def test_an_indexer_turns_by_its_own_layout_and_may_be_shared():
+    theta = {"rope_theta": 1e6, "qk_rope_head_dim": 64}
+    (layer,) = {*hf.encodings(of("deepseek_v32", **theta))}
+    rope = pe_jax.make("rope", base=1e6, fraction=0.5, layout="half")
+    assert layer.indexer == hf.Indexer(rope, heads=64, head_dim=128, count=2048)
+    glm = of("glm_moe_dsa", **theta, num_hidden_layers=6, indexer_rope_interleave=True)
+    layers = hf.encodings(glm | {"index_topk": 512, "index_topk_freq": 3})
+    turned = dataclasses.replace(rope, layout="interleaved")
+    assert layers[0].indexer == hf.Indexer(turned, heads=32, head_dim=128, count=512)
+    assert [x.indexer.shared for x in layers] == [False, False, True, True, False, True]
+    assert {layer.encoding.layout, layers[0].encoding.layout} == {"interleaved"}
+    for keys in (
+        {"index_topk_pattern": "FSSFFS"},
+        {"index_topk_pattern": ["full", *["shared"] * 2, "full", "full", "shared"]},
+        {"indexer_types": ["full", *["shared"] * 2, "full", "full", "shared"]},
+    ):
+        shared = [x.indexer.shared for x in hf.encodings(glm | keys)]
+        assert shared == [False, True, True, False, False, True]
+    assert not any(x.indexer.shared for x in hf.encodings(glm))
+    own = hf.encodings(of("hy_v4", num_hidden_layers=6))
+    assert [x.indexer.shared for x in own] == [False, False, True, True, True, False]
+    assert own[0].indexer.rotary_last and own[0].indexer.encoding.layout == "half"
+    linear = Linear(4.0)
+    scaled = hf.encodings(hf.with_scaling(glm, linear))[0].indexer
+    assert scaled == dataclasses.replace(
+        layers[0].indexer, encoding=dataclasses.replace(turned, scaling=linear), count=2048
+    )
+
+
+@pytest.mark.parametrize(
+    "name, keys, words",
+    [
+        ("glm_moe_dsa", {"indexer_rope_interleave": False}, "always True for this family"),
+        ("deepseek_v32", {"indexer_rope_interleave": True}, "always False for this family"),
+        ("deepseek_v32", {"index_head_dim": 32}, "qk_rope_head_dim=64 of its channels turn"),
+        ("deepseek_v32", {"index_topk": 0}, "index_topk=0: pass an integer of at least 1"),
+        ("glm_moe_dsa", {"index_topk_pattern": "FXFF"}, "write F or S for each of 4 layers"),
+        ("glm_moe_dsa", {"index_topk_pattern": "SFFF"}, "the first layer must be full"),
+        ("glm_moe_dsa", {"indexer_types": ["full"]}, "full or shared for each of 4 layers"),
+    ],
+)
+def test_an_indexer_that_no_model_has_is_refused(name, keys, words):
+    with pytest.raises(ValueError, match=words):
+        hf.encodings(of(name, **keys))
 
 
 def test_stacks_with_configs_of_their_own():
