@@ -22,6 +22,7 @@ from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import is_int, require
 
 QUERIES = 32  # whose scores an indexer holds at a time
+NONE = np.int32(2**31 - 1)  # the index of no token
 
 
 def place(tokens: Tokens) -> jax.Array:
@@ -160,7 +161,7 @@ def best_keys(
         scores = exact("bh,bhs->bs", weights, jax.nn.relu(exact("bhe,bse->bhs", q, k)))
         visible = (index[None] <= at) & (ids == own[:, None]) & (ids >= 0)
         best, chosen = jax.lax.top_k(jnp.where(visible, scores, -jnp.inf), min(count, keys))
-        return jnp.sort(jnp.where(best > -jnp.inf, chosen, keys), axis=-1)
+        return jnp.sort(jnp.where(best > -jnp.inf, chosen, NONE), axis=-1)
 
     last = index[keys - queries :], ids[:, keys - queries :].T
     moved = jnp.moveaxis(q, 1, 0), jnp.moveaxis(weights.astype(jnp.float32), 1, 0)

@@ -294,9 +294,9 @@ class Transformer(Stack):
         """Empty caches for `capacity` tokens, one per layer, for the current parameters.
 
         Layers with a window keep its tokens alone, or all if rows are to be `padded` (`segments`),
-        as padding would take their place. If `stacked`, there is one per layer of the pattern, with
-        a leading axis for its repeats: each call copies all of them, and compiles as fast as
-        without a cache.
+        as padding would take their place; a recurrent layer's `RecurrentCache` has one size. If
+        `stacked`, there is one per layer of the pattern, with a leading axis for its repeats: each
+        call copies all of them, and compiles as fast as without a cache.
 
         Raises:
           ValueError: the model is not causal, `capacity` is beyond a learned table's length.

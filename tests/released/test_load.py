@@ -117,6 +117,8 @@ def test_another_encoding_takes_the_place_of_the_configs():
     assert np.abs(run(other, tokens) - theirs).max() > 0.01
     with pytest.raises(ValueError, match="model.layers=4: must be a multiple"):
         load.model(checkpoint, encoding="nope,nope,rope")
+    with pytest.raises(ValueError, match="no family here has weights of a recurrent layer"):
+        load.model(checkpoint, encoding="gated_delta,rope")
 
 
 def renamed(case: str, rename, **config) -> Checkpoint:
