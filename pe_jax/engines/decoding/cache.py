@@ -76,9 +76,9 @@ def empty(
     * beyond [B, H, S] float32, each key's relative-query term beyond the horizon: if there are
       relative queries and their horizon ends within the capacity;
     * states, for each term [B, H, S, C] float32 if it reads the states of keys, [B, H, 1, C] if its
-       state is a running sum that goes on, [B, K, 1, E], the last key, for a `KeyOffset`, else None;
+      state is a running sum that goes on, [B, K, 1, E], the last key, for a `KeyOffset`, else None;
     * mapped, keys [B, H, S, E] and states [B, H, S, C] float32, if tokens map the keys before them
-       (PaTH): each new token maps them all, and after a `truncate` they are mapped anew;
+      (PaTH): each new token maps them all, and after a `truncate` they are mapped anew;
     * tables, for each term [B, H or 1, n, …] float32 if it depends on the distance: its values for
       the n = horizon + 1 (without one, S) distances that occur, evaluated once from `params`, the
       same for each row. They do not follow parameters that change later. Without `params` there are
