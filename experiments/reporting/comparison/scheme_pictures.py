@@ -232,6 +232,10 @@ def draw(name: str, folder: Path) -> None:
     small.save(folder / f"{name}.png", optimize=True)
 
 
+def _first_attention(pattern: tuple[Encoding, ...]) -> Encoding:
+    return pattern[next(iter(attention_layers(pattern)), 0)]
+
+
 def _trained(results: Results, scheme: Scheme, longest: int) -> tuple[Encoding, Params, str]:
     """The scheme of the first attention at a length, its trained parameters, a note on them.
 
@@ -240,7 +244,7 @@ def _trained(results: Results, scheme: Scheme, longest: int) -> tuple[Encoding, 
     """
     m = results.manifest
     pattern = pe_jax.parse(scheme.spec)
-    encoding = pattern[next(iter(attention_layers(pattern)), 0)]
+    encoding = _first_attention(pattern)
     dims = encoding.layer_dims(Dims(**m.dims))
     init = functools.partial(encoding.init, jax.random.key(0), dims)
     shapes, tree = jax.tree.flatten(jax.eval_shape(init))
@@ -267,7 +271,7 @@ def draw_trained(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.
     Raises:
       ConfigError: the scheme cannot be built; its parameters do not fit it or are not finite.
     """
-    encoding = pe_jax.parse(scheme.spec)[0]
+    encoding = _first_attention(pe_jax.parse(scheme.spec))
     reach = min(results.longest, encoding.limit() or results.longest, LONGEST)
     dims = encoding.layer_dims(Dims(**results.manifest.dims))
     encoding, params, note = _trained(results, scheme, reach)
