@@ -75,6 +75,7 @@ LINES = (
     ("train --encoding=yarn", "is a scaling: rope(scaling=yarn(…))"),
     ("train --encoding=rope(", "not a valid expression, such as 'rope(base=5e5)'"),
     (f"compare {C}encodings=rope,kerple", "for 2, pass --encodings=rope --encodings=kerple"),
+    (f"extend {C}encodings=", "--config.encodings=: pass --config.encodings='()' for none, or"),
     (f"compare {C}encodings=t5+rope", "--config.encodings=t5+rope: pass --encodings=t5+rope"),
     ("compare --encodings=rope --encodings=rope", "name each once"),
     (f"compare --encodings=t5 {C}reference=alibi", "reference='alibi': pass one of the encodings"),

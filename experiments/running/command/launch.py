@@ -297,7 +297,9 @@ def _is_tuple(value: str) -> bool:
 
 
 def _one_or_many(name: str, value: str) -> str:
-    """How to pass one value, or the parts of a pattern, with the flag that repeats."""
+    """How to pass none, one value, or the parts of a pattern, with the flag that repeats."""
+    if not value.strip():
+        return f"pass --config.{name}='()' for none, or --{name}=… for one"
     parts = pattern_parts(value)
     fix = f"pass --{name}={shlex.quote(value)}"
     if len(parts) > 1:
