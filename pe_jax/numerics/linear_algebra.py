@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
-from pe_jax.numerics.arrays import align
+from pe_jax.numerics.arrays import align, varying_like
 
 
 def eigh(hermitian: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -44,37 +44,36 @@ def solve_unit_lower(lower: jax.Array, right: jax.Array) -> jax.Array:
 @jax.custom_jvp
 def inverse_unit_lower(lower: jax.Array) -> jax.Array:
     """(I + L)⁻¹ [*n, b, b]: `lower` is L, 0 on and above the diagonal. By products, not LAPACK."""
-    size, padded = lower.shape[-1], FEW_ROWS
-    while padded < size:
-        padded *= 2
-    widths = [(0, 0)] * (lower.ndim - 2) + [(0, padded - size)] * 2
-    return _inverse_by_halves(jnp.pad(lower, widths))[..., :size, :size]
+    size, batch = lower.shape[-1], lower.shape[:-2]
+    widths = [(0, 0)] * len(batch) + [(0, -size % BLOCK)] * 2
+    lower = jnp.pad(lower, widths)
+    unit = align(jnp.eye(lower.shape[-1], dtype=lower.dtype), lower)
+    unit = jnp.broadcast_to(unit, lower.shape)
+
+    def rows(i, inverse):
+        """Rows of the inverse from those above: B⁻¹ (I - L X), B on the diagonal."""
+        own, ones = (jax.lax.dynamic_slice_in_dim(x, i, BLOCK, -2) for x in (lower, unit))
+        block = jax.lax.dynamic_slice_in_dim(own, i, BLOCK, -1)
+        square = _exact(block, block)  # of which the fourth power is 0
+        right = ones - _exact(own, inverse)
+        right = right - _exact(block, right)  # (I + B²)(I - B)
+        right = right + _exact(square, right)
+        right = right + _exact(_exact(square, square), right)
+        return jax.lax.dynamic_update_slice_in_dim(inverse, right, i, -2)
+
+    count, start = lower.shape[-1] // BLOCK, varying_like(jnp.zeros_like(lower), lower)
+    inverse = jax.lax.fori_loop(0, count, lambda n, x: rows(n * BLOCK, x), start)
+    return inverse[..., :size, :size]
+
+
+BLOCK = 8  # rows
+_exact = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 @inverse_unit_lower.defjvp
 def _(primals, tangents):
     inverse = inverse_unit_lower(*primals)
-    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    return inverse, -product(inverse, product(tangents[0], inverse))
-
-
-FEW_ROWS = 8  # so that L⁸ = 0
-
-
-def _inverse_by_halves(lower: jax.Array) -> jax.Array:
-    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    size = lower.shape[-1]
-    if size == FEW_ROWS:  # (I - L)(I + L²)(I + L⁴)
-        square = product(lower, lower)
-        inverse = align(jnp.eye(size, dtype=lower.dtype), lower) - lower
-        inverse = inverse + product(square, inverse)
-        return inverse + product(product(square, square), inverse)
-    half = size // 2
-    first, last = lower[..., :half, :half], lower[..., half:, half:]
-    first, last = _inverse_by_halves(jnp.stack([first, last]))
-    below = -product(product(last, lower[..., half:, :half]), first)
-    first = jnp.concatenate([first, jnp.zeros_like(first)], -1)
-    return jnp.concatenate([first, jnp.concatenate([below, last], -1)], -2)
+    return inverse, -_exact(inverse, _exact(tangents[0], inverse))
 
 
 def _one_by_one(f: Callable, *matrices: jax.Array) -> Any:

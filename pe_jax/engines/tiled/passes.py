@@ -258,11 +258,10 @@ def _with_tile_states(
         return tuple(zip(*states, strict=True))
 
     def pull_back(grads):
-        d_q, d_k = pull((grads.q.states, grads.k.states))
-        q, k = (x._replace(states=y.states) for x, y in ((grads.q, d_q), (grads.k, d_k)))
+        sides, more = (grads.q, grads.k), pull((grads.q.states, grads.k.states))
         q, k = (
-            x._replace(x=x.x + y.x, raw=jax.tree.map(jnp.add, x.raw, y.raw))
-            for x, y in ((q, d_q), (k, d_k))
+            x._replace(x=x.x + y.x, raw=jax.tree.map(jnp.add, x.raw, y.raw), states=y.states)
+            for x, y in zip(sides, more, strict=True)
         )
         return grads._replace(q=q, k=k)
 
