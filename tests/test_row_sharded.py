@@ -18,7 +18,7 @@ from tests.test_ring import IDS, case_of, check
 from tests.util import H, T
 
 
-@pytest.mark.parametrize("spec", [f"{T5}+rope", "fox", "dape"])
+@pytest.mark.parametrize("spec", [f"{T5}+rope", "fox", "dape", "path"])
 def test_devices_that_share_rows_are_one_forward_and_backward(spec):
     """Gradients of tables add up over the devices."""
     check(case_of(spec), "rows", q_segments=IDS)

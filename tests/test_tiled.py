@@ -294,7 +294,7 @@ def test_a_tile_that_one_view_scores_as_a_whole_takes_one_product(gap, count, sh
     assert_close(got, want)
 
 
-BY_AXIS = [("t5+shaw", 2), ("transformer_xl+fox", 2), ("cope(positions=6)", 2)]
+BY_AXIS = [("t5+shaw", 2), ("transformer_xl+fox", 2), ("cope(positions=6)+path+dape", 2)]
 BY_AXIS += [("alibi+shaw+fox", 0), pytest.param("rerope", 2, marks=SLOW)]
 
 
@@ -318,16 +318,15 @@ def test_devices_that_share_a_call_by_the_compiler_are_one(spec, axis):
     assert_close(found, grads("dense")(params, *qkv), 2e-5)
 
 
-@pytest.mark.parametrize("spec", ["t5+rope", "cope(positions=6)"])
+@pytest.mark.parametrize("spec", ["t5+rope", "cope(positions=6)", "path+dape"])
 def test_a_batch_divided_by_shard_map_is_the_whole_batch(spec):
     (encoding,) = pe_jax.parse(spec)
     params = util.random_params(encoding, DIMS)
     qkv = [jnp.asarray(noise(2, 40, n, E, seed=n)) for n in (H, 2, 2)]
 
     def loss(params, *qkv):
-        out = pe_jax.attention(
-            *qkv, encoding=encoding, params=params, dims=DIMS, implementation=TILES
-        )
+        how = {"x": util.flat(qkv[0]), "dims": DIMS, "implementation": TILES}
+        out = pe_jax.attention(*qkv, encoding=encoding, params=params, **how)
         return (out * out).sum()
 
     def shard(params, *qkv):
