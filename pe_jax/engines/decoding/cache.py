@@ -347,6 +347,7 @@ def _in_parts(cache: Cache, tokens: tuple, **options: Any) -> tuple[jax.Array, C
         out, cache = extend(cache, q, k, v, positions, **given, **options)
         return cache, out
 
+    tokens = tuple(np.asarray(x) if isinstance(x, list | tuple) else x for x in tokens)
     count = tokens[0].shape[1]
     first = count - (count - 1) // PART * PART  # 1 to PART; then the cache's arrays are there
     cache, out = part(cache, jax.tree.map(lambda x: x[:, :first], tokens))
