@@ -107,3 +107,11 @@ def test_a_long_prompt_maps_the_keys_in_parts_and_drafts_that_are_taken_back_map
     assert_close(decode(empty), want[:, :153], 2e-5)
     shapes = intermediates(jax.make_jaxpr(lambda held: run(held, 0, 150))(empty).jaxpr)
     assert max(math.prod(shape) for shape in shapes) < 150 * 512
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+def test_a_rotation_that_adds_channels_is_refused_with_their_numbers(engine):
+    (both,) = pe_jax.parse("path+pope")
+    given = {"encoding": both, "params": random_params(both), "x": X, "implementation": engine}
+    with pytest.raises(ValueError, match="channels=12: maps have 6: leave out the rotation"):
+        pe_jax.attention(*qkv(), **given)
