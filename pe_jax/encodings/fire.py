@@ -90,7 +90,7 @@ def network(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.A
     tile of attention has few of these; how many are computed is chosen when it runs.
     """
     units, ends = len(w1), jax.lax.stop_gradient(jnp.stack([x.min(), x.max()]))
-    on_at = jax.lax.stop_gradient(w1[:, None] * ends + b1[:, None]) > 0
+    on_at = jax.lax.stop_gradient(jnp.outer(w1, ends) + b1[:, None]) > 0
     on, bent = on_at.all(1), on_at[:, 0] != on_at[:, 1]
     order = jnp.argsort(~bent, stable=True)
     counts = [n for n in (0, 4, 12) if n < units] + [units]
@@ -99,11 +99,11 @@ def network(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.A
     def pieces(count: int, x, w1, b1, w2, b2):
         """With the first units of the order evaluated, and the others on or off for all x."""
         first = order[:count]
-        linear = jnp.where(on.at[first].set(False), jnp.stack([w1, b1]), 0)
+        linear = jnp.where(on.at[first].set(False)[None], jnp.stack([w1, b1]), 0)
         slope, constant = product("nm,mh->nh", linear, w2)
-        out = slope[:, None] * x + (constant + b2)[:, None]
+        out = jnp.outer(slope, x) + (constant + b2)[:, None]
         if count:
-            hidden = jax.nn.relu(w1[first, None] * x + b1[first, None])
+            hidden = jax.nn.relu(jnp.outer(w1[first], x) + b1[first, None])
             out = out + product("mh,mn->hn", w2[first], hidden)
         return out
 
