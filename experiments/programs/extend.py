@@ -11,7 +11,7 @@ from experiments.reporting import extension_report, outputs
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension.bases import SHARED, Base, check_comparable, read_runs
 from experiments.running.extension.methods import extended, names
-from experiments.running.extension.runs import Methods, longer, target
+from experiments.running.extension.runs import Methods, longer, needles, target
 from experiments.running.process.devices import run_meshes
 from experiments.running.process.errors import one_line_errors
 from experiments.running.schedule import driver
@@ -24,7 +24,7 @@ from pe_jax.validation import ConfigError
 
 BINDING = (
     *("factor", "steps", "batch", "optimizer", "eval", "depths", "trials", "search", "base"),
-    *("reference", "primary"),
+    *("reference", "primary", "positions"),
 )
 
 
@@ -58,6 +58,8 @@ def check(
                 f"{field}={digest!r}: {base.folder} was trained with {base.saved.get(field)!r};"
                 f" restore data={base.config.data!r}"
             )
+    if searched:
+        needles(config, source, base.config.length)
     if config.primary == "passkeys":
         passkeys.check(target(config, base.config.length) + 1, source.tokens)
     lengths = {f"eval.lengths: {n}": n for n in config.eval.lengths}
@@ -107,7 +109,8 @@ def check_resumable(config: ExtendConfig, now: dict) -> dict[str, str]:
     if not path.exists():
         return {}
     saved = json.loads(path.read_text())
-    check_same({"primary": "loss", **saved}, now, BINDING)  # older results had no choice
+    older = {"primary": "loss", "positions": "contiguous"}  # results without a choice
+    check_same({**older, **saved}, now, BINDING)
     for run in {*saved["checkpoints"]} & {*now["checkpoints"]}:
         check_same(saved["checkpoints"], now["checkpoints"], (run,))
     return saved["checkpoints"]

@@ -12,7 +12,7 @@ from experiments.reporting.released_report import ReleasedPage
 from experiments.running.configs.released import ReleasedConfig
 from experiments.running.extension import documents
 from experiments.running.extension.documents import Document
-from experiments.running.extension.haystacks import TASKS
+from experiments.running.extension.haystacks import TASKS, Maker, vocabulary, with_answers
 from experiments.running.extension.methods import extended, filled
 from experiments.running.extension.released_runs import (
     Released,
@@ -87,14 +87,16 @@ def main(config: ReleasedConfig) -> None:
         if (workdir / "config.json").exists():
             check_same(json.loads((workdir / "config.json").read_text()), now, BINDING)
         asked = make_texts(config, released.checkpoint.tokenizer, read)
-        searched_on = None
+        needles = None
         if any("{searched}" in spec for spec in config.encodings):
             own = dataclasses.replace(config, lengths=(released.trained.target,), documents=1)
-            (searched_on,) = documents.read(
-                own, released.checkpoint.tokenizer, corpus, "validation"
-            )
+            tokenizer, target = released.checkpoint.tokenizer, released.trained.target
+            (document,) = documents.read(own, tokenizer, corpus, "validation")
+            words = vocabulary([document.text])
+            maker = Maker(document, words, tokenizer, target, config.samples, config.seed)
+            needles = with_answers(maker, target + 1)
     with driver.opened(main, config, workdir / "config.json", now, meshes) as runs:
-        methods = ReleasedMethods(config, released, read, asked, searched_on)
+        methods = ReleasedMethods(config, released, read, asked, needles)
         entries = run_methods(methods, runs)
         write_results(config, released, now, entries)
 
@@ -102,7 +104,7 @@ def main(config: ReleasedConfig) -> None:
 def run_methods(methods: ReleasedMethods, runs: driver.Driver) -> list[dict]:
     """Every method's name, spec, encoding and results by document."""
     config, trained, searched = methods.config, methods.released.trained, None
-    if methods.searched_on is not None:
+    if methods.needles is not None:
         searched = runs.run([methods.search()])["factors"].get("factors")
         methods.has_factors = searched is not None
     names = short_names(["rope", *(filled(spec, trained) for spec in config.encodings)])

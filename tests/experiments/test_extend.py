@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
@@ -18,14 +19,18 @@ from experiments.running.configs.extend import ExtendConfig
 from experiments.running.extension import bases, longrope_search, methods, runs
 from experiments.running.files import run_names, table
 from experiments.running.files.provenance import save_json
+from experiments.running.process import signals
+from experiments.running.schedule.work import Worker
 from experiments.running.training import trained_run
 from experiments.running.training import training_loop as base_program
 from pe_jax.encodings import make, parse
 from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.rope_scaling import Linear
+from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
+from pe_jax.training.evaluate import Evaluator
 from tests.experiments.extensions import TARGET, L, base_config, data, settings
 from tests.trainers import at_step, change, shared_programs  # noqa: F401
 
@@ -282,43 +287,89 @@ def test_runs_that_are_not_comparable_are_refused(base, tmp_path, capsys):
 # The search
 
 
-def test_the_search_finds_factors_better_than_those_it_began_with_and_they_rise():
-    want = np.array([1.0, 1.2, 2.5, 4.0])
+@pytest.mark.parametrize(
+    "dim, base, length, ten_turns, one_turn",
+    [(96, 1e4, 2048, 19, 31), (128, 5e5, 8192, 24, 35)],  # Phi3-mini, LLaMA3-8B
+)
+def test_candidates_have_the_critical_dimensions_of_the_paper_and_its_factors(
+    dim, base, length, ten_turns, one_turn
+):
+    """The paper's values of eq. 7 are the last ones; it found 25 and 30."""
+    theta = longrope_search.frequencies(make("rope", base=base), dim)
+    for turns, want in ((10, ten_turns), (1, one_turn)):
+        assert math.ceil(dim / 2 * math.log(length / turns / math.tau, base)) == want
+    found = longrope_search.search(lambda x: float(x @ x), theta, 64.0, length, 200)
+    assert {d for _, d, _ in found["tried"]} == {*range(ten_turns, one_turn + 1)}
+    assert len(found["tried"]) >= 200 and found["loss"] == min(found["tried"])[0]
+    for _, critical, factors in found["tried"]:
+        x = np.array(factors)
+        assert (np.diff(x) >= 0).all() and 64 <= x[critical] and x[-1] <= 128
+        larger = (x[critical] * base ** (2 * critical / dim)) ** (dim / 2 / critical)  # Alg. 2
+        fast = larger ** (-2 * np.arange(critical) / dim)
+        np.testing.assert_allclose((theta / x)[:critical], fast, rtol=1e-12)
 
-    def loss(x):
-        return float(np.abs(x - want).sum())
 
-    start = [np.full(4, 4.0), np.array([1.0, 1.5, 2.5, 4.0])]
-    found = longrope_search.search(loss, start, 4.0, 200, lambda: True)
-    assert found[0][0] < 0.5 * min(map(loss, start)) and len(found) >= 200
-    assert all((np.diff(x) >= 0).all() and min(x) >= 1 for _, x in found)
-    calls = iter([True, True, False])
-    assert len(longrope_search.search(loss, start, 4.0, 200, lambda: next(calls))) == 2
+def test_the_search_finds_a_critical_dimension_and_factors_better_than_those_it_began_with():
+    theta = longrope_search.frequencies(make("rope"), 32)
+    want = longrope_search.complete(np.linspace(4.2, 6, 11), 16)
+    found = longrope_search.search(lambda x: np.abs(x - want).sum(), theta, 4.0, L, 300)
+    losses = [loss for loss, *_ in found["tried"]]
+    begun = longrope_search.first(theta, 4.0, L, np.random.default_rng(0))
+    least = min(np.abs(longrope_search.complete(x, 16) - want).sum() for x in begun)
+    assert found["loss"] == min(losses) < 0.5 * least and found["critical"] in (4, 5, 6)
 
 
-def test_the_first_factors_are_as_many_as_the_frequencies_that_rotate():
-    for spec, count in {"rope": 16, "rope(fraction=0.5)": 8}.items():
-        assert [x.size for x in longrope_search.first(parse(spec)[0], 32, 2.0, L)] == [count] * 3
+def test_factors_are_as_many_as_the_frequencies_and_one_is_left_where_all_turn():
+    for spec, count in {"rope": 16, "rope(fraction=0.5)": 8, "rope(base=1.5)": 16}.items():
+        theta = longrope_search.frequencies(parse(spec)[0], 32)
+        begun = longrope_search.first(theta, 2.0, L, np.random.default_rng(0))
+        assert {longrope_search.complete(x, count).size for x in begun} == {count}
+    assert [x.size for x in begun] == [1]
 
 
 def test_factors_as_parameters_are_the_scaling_that_has_them(base):
-    config = change(settings(base, "unused"))
+    """The loss of the search is that of the passkeys' digits alone."""
+    config, linear = change(settings(base, "unused")), "rope(scaling=linear(factor=2.0))"
     owner = bases.read_base(pathlib.Path(base.workdir))
     (source,) = base_program.open_source(owner.config, owner.config.eval)
     plain, scaled = (
         base_program.prepare(runs.longer(config, owner, spec, owner.folder))
-        for spec in ("rope", "rope(scaling=linear(factor=2.0))")
+        for spec in ("rope", linear)
     )
-    run = runs.longer(config, owner, "rope", owner.folder)
-    batch = next(base_program.batches(run, source, plain.mesh))
+    rows, in_answer = runs.needles(config, source, L)
+    assert rows.shape == (config.depths * config.batch, TARGET + 1)
     params = trained_run.restore(owner.folder, plain).params
-    theirs = jax.jit(lambda p, b: scaled.loss(scaled.model(p), b, jax.random.key(0)))
-    dim = owner.config.model.dims.head_dim
-    start = longrope_search.first(parse("rope")[0], dim, 2.0, L)
-    loss = longrope_search.losses(plain, 1.0)
-    got = [float(loss(params, np.asarray(x, np.float32), batch)) for x in start]
-    np.testing.assert_allclose(got[0], float(theirs(params, batch)), rtol=1e-6)
-    assert len({*got}) == 3
+    free = Evaluator(longrope_search.with_factors(plain, 1.0), config.eval)
+    got, _ = free.run((params, np.full(4, 2, np.float32)), rows)
+    want, _ = Evaluator(scaled, config.eval).run(params, rows)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert in_answer.sum() == 5 * len(rows) and in_answer[:, -5:].all()
+    worker = Worker("", plain.mesh, signals.Stop(), print)
+    found = runs.Methods(config, [owner], {}, source, {})._search(worker)
+    gain = LongRoPE((1.0,), (1.0,), L, factor=2.0).attention_factor
+    least, _, factors = found["tried"][0]
+    free = Evaluator(longrope_search.with_factors(plain, gain), config.eval)
+    losses, _ = free.run((params, np.asarray(factors, np.float32)), rows)
+    np.testing.assert_allclose(least, losses[:, -5:].mean(), rtol=1e-5)
+
+
+def test_a_fine_tune_at_positions_that_skip_ahead_has_rows_of_the_trained_length(
+    base, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(extension_report.Page, "drawings", lambda _: [])
+    yarn = "rope(scaling=yarn(factor={factor},original_length={length}))"
+    given = {"encodings": ("rope", yarn), "steps": 2, "positions": f"pose(maximum={TARGET})"}
+    config = settings(base, tmp_path, **given)
+    owner = bases.read_base(pathlib.Path(base.workdir))
+    tuned = runs.longer(config, owner, "rope", tmp_path).check()
+    assert (tuned.length, tuned.batch, tuned.positions) == (L, 4, given["positions"])
+    parts = run(config)["yarn"]["seeds"]["0"]
+    plain, tuned = (parts[x]["losses"]["sliding"][str(TARGET)] for x in ("plain", "tuned"))
+    assert plain != tuned and np.isfinite(tuned).all()
+    for positions in ("shape(maximum=9)", f"pose(maximum={L})"):
+        words = f"positions='{positions}': the target is {TARGET}; pass contiguous, or pose(maximum"
+        other = settings(base, tmp_path / "no", **given | {"positions": positions})
+        refused(other, capsys, words)
 
 
 def test_a_workdir_keeps_the_checkpoints_of_runs_that_are_left_out_for_a_while(base, tmp_path):

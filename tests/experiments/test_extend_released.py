@@ -16,6 +16,7 @@ from experiments.reporting import released_report
 from experiments.running.configs.released import SHORT, ReleasedConfig
 from experiments.running.extension import (
     documents,
+    haystacks,
     longrope_search,
     methods,
     reader,
@@ -214,7 +215,7 @@ def test_factors_are_searched_once_on_other_text_and_what_was_tried_is_kept(
 ):
     monkeypatch.setattr(released_report.ReleasedPage, "drawings", lambda _: [])
     given = {"encodings": ("rope", LONGROPE), "lengths": (2 * L,), "search": 5, "windows": 1}
-    config = settings(**given, documents=1, targets=64)
+    config = settings(**given, documents=1, targets=64, samples=2)
     losses, save = [], released_runs.save_json
 
     def stops(path, value):
@@ -230,8 +231,7 @@ def test_factors_are_searched_once_on_other_text_and_what_was_tried_is_kept(
     assert not Path(config.workdir, "factors.json").exists()
     program.main(config)
     found = json.loads(Path(config.workdir, "factors.json").read_text())
-    assert len(found["tried"]) == 3 + longrope_search.CHILDREN  # whole rounds
-    assert len(losses) == len({str(factors) for _, factors in found["tried"]})  # each once
+    assert len(losses) == len({str(factors) for *_, factors in found["tried"]}) >= 5  # each once
     assert found["loss"] == min(found["tried"])[0] == min(losses[-1].values())
     entries = json.loads(Path(config.workdir, "results.json").read_text())["encodings"]
     (encoding,) = parse(entries[1]["encoding"])
@@ -241,7 +241,10 @@ def test_factors_are_searched_once_on_other_text_and_what_was_tried_is_kept(
     (other,) = documents.read(config, released.checkpoint.tokenizer, corpus, "validation")
     assert other.text.encode() == tiny_released.text(8)
     model = with_encoding(load.model(released.checkpoint), entries[1]["encoding"])
-    want = reader.Reader(model, 2 * L).losses(other.row(2 * L, 2 * L), 64).mean()
+    tokenizer, words = released.checkpoint.tokenizer, haystacks.vocabulary([other.text])
+    maker = haystacks.Maker(other, words, tokenizer, 2 * L, 2, config.seed)
+    row, in_answer = haystacks.with_answers(maker, 2 * L + 1)
+    want = reader.Reader(model, 2 * L).losses(row, 2 * L)[in_answer].mean()
     np.testing.assert_allclose(found["loss"], want, atol=1e-4)
 
 

@@ -172,3 +172,17 @@ def test_people_of_a_world_are_not_in_the_text():
     absent = worlds.PEOPLE[-worlds.COUNT :]
     world = worlds.World(np.random.default_rng(3), " ".join(worlds.PEOPLE[: -worlds.COUNT]))
     assert {*world.people} == {*absent}
+
+
+def test_a_text_with_answers_asks_for_each_needle_after_it(maker, tokenizer):
+    row, in_answer = haystacks.with_answers(maker, 1501)
+    assert row.shape == (1501,) and in_answer.shape == (1500,) and row[0] == 0
+    text, *asked = tokenizer.decode(row[1:]).split("\n\nQuestion: ")
+    known = dict(re.findall(r"The secret number for (\w+) is (\d+)\.", text))
+    assert len(known) == len(asked) == SAMPLES
+    for question, (key, value) in zip(asked, known.items(), strict=True):
+        assert key in question and question.endswith(f"is {value}")
+    answers = tokenizer.decode(row[1:][in_answer]).split()
+    assert answers == [*known.values()]
+    at = [text.index(value) / len(text) for value in known.values()]
+    assert at == sorted(at) and at[0] < 1 / SAMPLES and at[-1] > 1 - 2 / SAMPLES

@@ -43,7 +43,10 @@ class ExtendConfig(Sweep):
         are found, mean over depths.
       factor: the target length over the length trained on.
       steps: of the fine-tune at the target length (`nope`: at the trained one); 0: none.
-      batch: rows per step of the fine-tune, and in the search.
+      batch: rows per step of the fine-tune at the target length; and training texts in which
+        LongRoPE's search hides passkeys, at all depths.
+      positions: of the fine-tune: `contiguous`, or `pose(maximum=TARGET)` for rows of the trained
+        length whose pieces skip ahead to the target (PoSE), with as many tokens per step.
       log_every: steps between lines of metrics.
       save_every: steps between checkpoints; 0 saves at the end and when stopped.
       depths: of passkeys, evenly from the beginning of the text to its end.
@@ -77,6 +80,7 @@ class ExtendConfig(Sweep):
     factor: float = real_field(4.0, 1, 1024)
     steps: int = int_field(100, 0)
     batch: int = int_field(8, 1)
+    positions: str = ranged("contiguous", "a position scheme", bool)
     log_every: int = int_field(25, 1)
     save_every: int = int_field(0, 0)
     depths: int = int_field(5, 2)

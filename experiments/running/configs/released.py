@@ -49,7 +49,7 @@ class ReleasedConfig(Sweep):
       windows: short texts of each document, of 512 tokens each.
       tasks: texts that questions are asked about (`experiments.running.extension.haystacks`), each
         as long as each context.
-      samples: questions of a kind about a text.
+      samples: questions of a kind about a text, and needles in the text of LongRoPE's search.
       search: lists of factors that LongRoPE's search tries.
       seed: of what is hidden in texts.
       dtype: of weights and activations.

@@ -187,6 +187,28 @@ def _needles(maker: Maker, rng: np.random.Generator, test: str) -> tuple[list[st
     return statements, questions
 
 
+def with_answers(maker: Maker, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Needles in the document, and after it the question and the answer of each.
+
+    Returns:
+      A row int32 [size], and which of its targets belong to answers: bool [size - 1].
+
+    Raises:
+      ConfigError: they take more tokens, or there are too few words.
+    """
+    rng = np.random.default_rng((maker.seed, maker.document.number, size))
+    statements, questions = _needles(maker, rng, "needles in text")
+    parts = [encode(maker.tokenizer, x) for q in questions for x in (q.prompt, q.answer)]
+    asked = np.concatenate(parts)
+    opening = "Some secret numbers are in this text. Remember them.\n\n"
+    depths = spread(rng, len(statements))
+    text = maker.planted(opening, statements, depths, "text", size - len(asked))
+    in_answer = [np.full(len(part), n % 2 == 1) for n, part in enumerate(parts)]
+    return np.concatenate([text, asked]), np.concatenate(
+        [np.zeros(len(text) - 1, bool), *in_answer]
+    )
+
+
 def _secret(test: str, key: str, value: str) -> Question:
     prompt = f"\n\nQuestion: What is the secret number for {key}?\nAnswer:"
     return Question(test, f"{prompt} The secret number for {key} is", f" {value}")

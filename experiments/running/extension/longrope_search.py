@@ -1,13 +1,20 @@
-"""LongRoPE's search for the factor of each frequency: arXiv 2402.13753, §3.2 and Algorithm 1.
+"""LongRoPE2's search for the factor of each frequency: arXiv 2502.20082, §3.2, Algorithms 1 and 2.
 
-The first candidates are position interpolation, NTK and YaRN, as in the paper. Then, round by
-round, the best become parents: one half of the children are mutated, each factor redrawn from
-[1, 1.25·s] with probability 0.3, the other half takes each factor from one of two parents. Factors
-rise with the wavelength: children are sorted (the paper discards those that are not monotone).
-The loss is that of one batch of training rows at the target length. F frequencies, s the factor.
+In theory the critical dimension is the first frequency that does not turn once within the trained
+length. Long distances are rare in text, so that slower ones of those before it have not learned
+their whole period: the first candidates take each critical dimension from the first frequency of
+fewer than ten turns on, and one factor of [s, 2·s] from there on. Round by round each of the best
+has a child, whose factors from its critical dimension on are redrawn with probability 0.3 and
+sorted. Faster frequencies have the factors of a larger base (NTK), λ_i = λ_d^(i/d).
+
+The loss is that of the answers to questions about needles, hidden at several depths of texts of the
+target length: the mean over all tokens hardly depends on what is far away (paper, Table 6; its
+needles are all at the beginning). F frequencies, d the critical dimension, s the factor.
 """
 
+import copy
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,17 +22,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax.encodings.rope import RoPE, rotate
-from pe_jax.encodings.rope_scaling import NTK, Linear, YaRN
 from pe_jax.encodings.terms import Rotation
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.models.transformer import Transformer
 from pe_jax.numerics import angles
-from pe_jax.training.step import Trainer, mean_loss
+from pe_jax.training.step import Trainer
 
-PARENTS, CHILDREN = 8, 8
-MUTATION, REACH = 0.3, 1.25
+PARENTS, MUTATION, REACH, TURNS = 8, 0.3, 2, 10
 FAILED = "LongRoPE's search failed"  # why no method runs that needs its factors
 
 
@@ -48,15 +54,18 @@ class Free(RoPE):
         return rotate(x, positions, theta, self.layout, self.gain)
 
 
-def losses(trainer: Trainer, gain: float) -> Callable:
-    """A compiled (params, factors [F], batch) → mean loss, for a trainer of a plain RoPE model."""
+def with_factors(trainer: Trainer, gain: float) -> Trainer:
+    """The trainer of a plain RoPE model for an Evaluator, with parameters (params, factors [F])."""
 
-    def loss(params, factors, batch):
-        model = trainer.model(params)
-        set_factors(model, factors, gain, lambda layer: isinstance(layer.encoding, RoPE))
-        return mean_loss(model, batch, None, None, trainer.layout)
+    def model(params: tuple[Any, jax.Array]) -> Transformer:
+        built = trainer.model(params[0])
+        set_factors(built, params[1], gain, lambda layer: isinstance(layer.encoding, RoPE))
+        return built
 
-    return jax.jit(loss)
+    other, replicated = copy.copy(trainer), NamedSharding(trainer.mesh, PartitionSpec())
+    other.model = model
+    other.shardings = trainer.shardings._replace(params=(trainer.shardings.params, replicated))
+    return other
 
 
 def set_factors(
@@ -74,52 +83,60 @@ def set_factors(
             block.attention.params = nnx.data(params)
 
 
-def first(rope: RoPE, dim: int, factor: float, length: int) -> list[np.ndarray]:
-    """Position interpolation, NTK and YaRN as factors: float64 [F] each."""
-    theta = angles.geometric(2 * rope.frequencies(dim).size, rope.base)
-    scalings = Linear(factor), NTK(factor), YaRN(factor, length)
-    return [theta / scaling(theta, rope.base) for scaling in scalings]
+def first(theta: np.ndarray, factor: float, length: int, rng: np.random.Generator) -> list:
+    """A list of equal factors for each critical dimension: of the frequencies from it on."""
+    turns, last = length * theta / (2 * math.pi), theta.size - 1
+    early, late = (min(int((turns > n).sum()), last) for n in (TURNS, 1))
+    dimensions = range(early, late + 1)
+    return [np.full(theta.size - d, rng.uniform(factor, REACH * factor)) for d in dimensions]
 
 
-def children(parents: list[np.ndarray], factor: float, rng: np.random.Generator) -> list:
-    """`CHILDREN` mutated or crossed lists of factors, sorted."""
-    size = parents[0].size
-    offspring = []
-    for k in range(CHILDREN):
-        mother, father = (parents[i] for i in rng.integers(len(parents), size=2))
-        if k % 2:
-            child = np.where(rng.random(size) < 0.5, mother, father)
-        else:
-            drawn = rng.uniform(1, max(REACH * factor, 1), size)
-            child = np.where(rng.random(size) < MUTATION, drawn, mother)
-        offspring.append(np.sort(child))
-    return offspring
+def mutated(slow: np.ndarray, factor: float, rng: np.random.Generator) -> np.ndarray:
+    """Some factors redrawn, all sorted."""
+    drawn = rng.uniform(factor, REACH * factor, slow.size)
+    return np.sort(np.where(rng.random(slow.size) < MUTATION, drawn, slow))
+
+
+def complete(slow: np.ndarray, size: int) -> np.ndarray:
+    """All factors [F], of those from the critical dimension on."""
+    critical = size - slow.size
+    return np.concatenate([slow[0] ** (np.arange(critical) / max(critical, 1)), slow])
 
 
 def search(
     loss: Callable[[np.ndarray], float],
-    start: list[np.ndarray],
+    theta: np.ndarray,
     factor: float,
+    length: int,
     count: int,
-    go_on: Callable[[], bool],
-) -> list[tuple[float, list[float]]]:
+) -> dict:
     """Tries at least `count` lists of factors, in whole rounds.
 
     Args:
-      loss: of a list of factors.
-      start: the first candidates.
+      loss: of a list of factors [F]; what it raises ends the search.
+      theta: frequencies [F], the fastest first.
       factor: s.
+      length: trained length.
       count: how many to try.
-      go_on: called before each; False ends the search.
 
     Returns:
-      (loss, factors) of all lists tried, best first.
+      The best `factors`, their `critical` dimension and `loss`, and all that were `tried`: (loss,
+      critical dimension, factors), best first.
     """
-    rng, tried, waiting = np.random.default_rng(0), [], list(start)
-    while waiting and go_on():
-        factors = waiting.pop(0)
-        tried.append((float(loss(factors)), factors.tolist()))
+    rng, tried = np.random.default_rng(0), []
+    waiting = first(theta, factor, length, rng)
+    while waiting:
+        slow = waiting.pop(0)
+        factors = complete(slow, theta.size)
+        tried.append((float(loss(factors)), theta.size - slow.size, factors.tolist()))
         if not waiting and len(tried) < count:
             best = sorted(tried)[:PARENTS]
-            waiting = children([np.asarray(x) for _, x in best], factor, rng)
-    return sorted(tried)
+            waiting = [mutated(np.array(x[critical:]), factor, rng) for _, critical, x in best]
+    least, critical, factors = min(tried)
+    best = {"factors": factors, "critical": critical, "loss": least}
+    return {"status": "ok", **best, "tried": sorted(tried)}
+
+
+def frequencies(rope: RoPE, dim: int) -> np.ndarray:
+    """Of RoPE without its scaling: float64 [F]."""
+    return angles.geometric(2 * rope.frequencies(dim).size, rope.base)

@@ -129,10 +129,10 @@ class ReleasedMethods:
         released: Released,
         documents: list[Document],
         asked: Asked,
-        searched_on: Document | None = None,
+        needles: tuple[np.ndarray, np.ndarray] | None = None,
     ):
         self.config, self.released, self.documents = config, released, documents
-        self.asked, self.searched_on = asked, searched_on
+        self.asked, self.needles = asked, needles
         self.has_factors = True  # that are searched, which some methods need
 
         @functools.cache
@@ -153,23 +153,24 @@ class ReleasedMethods:
         steps = cost(self.released.trained.target, self.config.search)
         return Work("factors", [steps], runs())
 
-    def _search(self, worker: Worker) -> dict | None:
-        """The best factors and their loss, and those of all lists that were tried.
+    def _search(self, worker: Worker) -> dict:
+        """What `longrope_search.search` returns, on needles in another document.
 
         Each loss is kept in a file, so that a search that was stopped goes on.
         """
         trained, config = self.released.trained, self.config
         report = Report(worker, cost(trained.target, config.search))
-        assert self.searched_on is not None  # a method needs the factors
-        row = jnp.asarray(self.searched_on.row(trained.target, trained.target))[None]
+        assert self.needles is not None  # a method needs the factors
+        row, in_answer = jnp.asarray(self.needles[0])[None], self.needles[1]
+        in_answer = in_answer[in_answer.argmax() :]  # from the first answer on
         graph, state = nnx.split(self.model(worker.mesh))
         gain = LongRoPE((1.0,), (1.0,), trained.length, factor=trained.factor).attention_factor
 
         @jax.jit
-        def loss(state: Any, factors: jax.Array) -> jax.Array:
+        def losses(state: Any, factors: jax.Array) -> jax.Array:
             model = nnx.merge(graph, state)
             longrope_search.set_factors(model, factors, gain, trained.extends)
-            return last_losses(model, row, config.targets).mean()
+            return last_losses(model, row, len(in_answer))[0]
 
         kept = Path(config.workdir) / "factors.tried.json"
         known: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
@@ -177,27 +178,20 @@ class ReleasedMethods:
 
         def known_loss(factors: np.ndarray) -> float:
             nonlocal count
+            worker.stop.check()
             name = json.dumps(factors.tolist())
             if name not in known:
-                known[name] = float(loss(state, jnp.asarray(factors, jnp.float32)))
+                answers = np.asarray(losses(state, jnp.asarray(factors, jnp.float32)))[in_answer]
+                known[name] = float(answers.mean())
                 save_json(kept, known)
             count += 1
             report(min(count / config.search, 1), known[name], count * trained.target)
             return known[name]
 
-        rope = trained.rope
-        tried = longrope_search.search(
-            known_loss,
-            longrope_search.first(
-                rope, trained.model.dims.head_dim, trained.factor, trained.length
-            ),
-            trained.factor,
-            config.search,
-            lambda: worker.stop.signal is None,
+        theta = longrope_search.frequencies(trained.rope, trained.model.dims.head_dim)
+        return longrope_search.search(
+            known_loss, theta, trained.factor, trained.length, config.search
         )
-        if worker.stop.signal is not None:
-            return None
-        return {"status": "ok", "factors": tried[0][1], "loss": tried[0][0], "tried": tried}
 
     def work(self, name: str, spec: str, encoding: str) -> Work:
         """The method of that name, `spec` in the config and `encoding` for this model."""

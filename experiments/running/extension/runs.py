@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
@@ -21,13 +22,14 @@ from experiments.running.training import trained_run
 from experiments.running.training.training_loop import (
     Diverged,
     Source,
-    batches,
     evaluate,
     prepare,
     train,
 )
+from pe_jax import position_schemes
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling.longrope import LongRoPE
+from pe_jax.training import data, passkeys
 from pe_jax.training.config import Config
 from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.step import State, Trainer
@@ -57,17 +59,26 @@ def target(config: ExtendConfig, length: int) -> int:
 def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Config:
     """The run that continues a trained one at the target length.
 
-    Where RoPE is dropped it goes on at the trained length, as in DroPE, with more rows: each method
-    reads as many tokens.
+    Where RoPE is dropped, as in DroPE, or positions skip ahead, as in PoSE, it goes on at the
+    trained length, with more rows: each method reads as many tokens.
+
+    Raises:
+      ConfigError: positions that skip ahead, but not to the target.
     """
     length, batch = target(config, base.config.length), config.batch
-    if drops_rope(encoding):
+    scheme = position_schemes.parse(config.positions)
+    skips = isinstance(scheme, position_schemes.Pose) and scheme.maximum == length
+    if not skips and type(scheme) is not position_schemes.Contiguous:
+        fix = f"pass contiguous, or pose(maximum={length})"
+        raise ConfigError(f"positions={config.positions!r}: the target is {length}; {fix}")
+    if skips or drops_rope(encoding):
         length, batch = base.config.length, batch * length // base.config.length
     return dataclasses.replace(
         base.config,
         workdir=str(folder),
         seed=(base.config.seed + OTHER_DATA) % 2**31,
         length=length,
+        positions=config.positions,
         batch=batch,
         microbatches=1,
         steps=max(config.steps, 1),  # 0 disables training
@@ -78,6 +89,23 @@ def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Con
         mesh=config.mesh,
         eval=config.eval,
     )
+
+
+def needles(config: ExtendConfig, source: Source, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """What LongRoPE's search reads: as `passkeys.questions`, in training text of the target length.
+
+    Raises:
+      ConfigError: the text has fewer or shorter documents, or rows are too short for a passkey.
+    """
+    text = data.eval_windows(
+        source.corpus,
+        source.tokens,
+        split="train",
+        count=config.batch,
+        length=target(config, length) + 1,
+        field="batch",
+    )
+    return passkeys.questions(text, source.tokens, config.depths)
 
 
 class Methods:
@@ -114,28 +142,27 @@ class Methods:
 
         return Work("factors", [0], runs())
 
-    def _search(self, worker: Worker) -> dict | None:
-        """The best factors and their loss, and those of all lists that were tried."""
+    def _search(self, worker: Worker) -> dict:
+        """What `longrope_search.search` returns, on passkeys in training text."""
         logging.info("Searching LongRoPE's factors: about %d lists", self.config.search)
         base, factor = self.bases[0], self.config.factor
         model, length = base.config.model, base.config.length
         rope = next(e for e in model.pattern if isinstance(e, RoPE))
-        run = longer(self.config, base, model.encoding, Path(self.config.workdir))
-        trainer = prepare(run, worker.mesh)
-        batch = trainer.put(next(batches(run, self.source, worker.mesh)))
+        trainer = prepare(
+            longer(self.config, base, model.encoding, Path(self.config.workdir)), worker.mesh
+        )
         params = trained_run.restore(base.folder, trainer).params
         gain = LongRoPE((1.0,), (1.0,), length, factor=factor).attention_factor
-        loss = longrope_search.losses(trainer, gain)
-        tried = longrope_search.search(
-            lambda factors: loss(params, jnp.asarray(factors, jnp.float32), batch),
-            longrope_search.first(rope, model.dims.head_dim, factor, length),
-            factor,
-            self.config.search,
-            lambda: worker.stop.signal is None,
-        )
-        if worker.stop.signal is not None:
-            return None
-        return {"factors": tried[0][1], "loss": tried[0][0], "tried": tried}
+        evaluator = Evaluator(longrope_search.with_factors(trainer, gain), self.config.eval)
+        evaluator = evaluator.heeding(worker.stop.check)
+        rows, in_answer = needles(self.config, self.source, length)
+
+        def loss(factors: np.ndarray) -> float:
+            losses, _ = evaluator.run((params, jnp.asarray(factors, jnp.float32)), rows)
+            return float(losses[in_answer].mean())
+
+        theta = longrope_search.frequencies(rope, model.dims.head_dim)
+        return longrope_search.search(loss, theta, factor, length, self.config.search)
 
     def work(self, name: str, encoding: str) -> Work:
         """The method or other encoding of that name on every run."""
