@@ -1,11 +1,11 @@
 """LongRoPE2's search for the factor of each frequency: arXiv 2502.20082, §3.2, Algorithms 1 and 2.
 
 In theory the critical dimension is the first frequency that does not turn once within the trained
-length. Long distances are rare in text, so that slower ones of those before it have not learned
-their whole period: the first candidates take each critical dimension from the first frequency of
-fewer than ten turns on, and one factor of [s, 2·s] from there on. Round by round each of the best
-has a child, whose factors from its critical dimension on are redrawn with probability 0.3 and
-sorted. Faster frequencies have the factors of a larger base (NTK), λ_i = λ_d^(i/d).
+length. Long distances are rare in text, so the slowest frequencies that do turn may not have seen
+their whole period either: there is a first candidate for each critical dimension from the first
+frequency of at most ten turns on, with one factor of [s, 2·s] from there on. Round by round each of
+the best has a child, whose factors from its critical dimension on are redrawn with probability 0.3
+and sorted. Faster frequencies have the factors of a larger base (NTK), λ_i = λ_d^(i/d).
 
 The loss is that of the answers to questions about needles, hidden at several depths of texts of the
 target length: the mean over all tokens hardly depends on what is far away (paper, Table 6; its
@@ -124,17 +124,16 @@ def search(
       critical dimension, factors), best first.
     """
     rng, tried = np.random.default_rng(0), []
-    waiting = first(theta, factor, length, rng)
-    while waiting:
-        slow = waiting.pop(0)
-        factors = complete(slow, theta.size)
-        tried.append((float(loss(factors)), theta.size - slow.size, factors.tolist()))
-        if not waiting and len(tried) < count:
-            best = sorted(tried)[:PARENTS]
-            waiting = [mutated(np.array(x[critical:]), factor, rng) for _, critical, x in best]
-    least, critical, factors = min(tried)
-    best = {"factors": factors, "critical": critical, "loss": least}
-    return {"status": "ok", **best, "tried": sorted(tried)}
+    candidates = first(theta, factor, length, rng)
+    while len(tried) < count:
+        for slow in candidates:
+            factors = complete(slow, theta.size)
+            tried.append((float(loss(factors)), theta.size - slow.size, factors.tolist()))
+        tried.sort()
+        best = tried[:PARENTS]
+        candidates = [mutated(np.array(x[critical:]), factor, rng) for _, critical, x in best]
+    least, critical, factors = tried[0]
+    return {"status": "ok", "factors": factors, "critical": critical, "loss": least, "tried": tried}
 
 
 def frequencies(rope: RoPE, dim: int) -> np.ndarray:
