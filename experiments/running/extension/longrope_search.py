@@ -5,7 +5,9 @@ length. Long distances are rare in text, so the slowest frequencies that do turn
 their whole period either: there is a first candidate for each critical dimension from the first
 frequency of at most ten turns on, with one factor of [s, 2·s] from there on. Round by round each of
 the best has a child, whose factors from its critical dimension on are redrawn with probability 0.3
-and sorted. Faster frequencies have the factors of a larger base (NTK), λ_i = λ_d^(i/d).
+and sorted. Faster frequencies have the factors of a larger base (NTK), λ_i = λ_d^(i/d), or, unlike
+in the paper's search, are unscaled (as in its YaRN-rcd, Table 5): so needles had the lowest loss in
+a small model here.
 
 The loss is that of the answers to questions about needles, hidden at several depths of texts of the
 target length: the mean over all tokens hardly depends on what is far away (paper, Table 6; its
@@ -84,11 +86,14 @@ def set_factors(
 
 
 def first(theta: np.ndarray, factor: float, length: int, rng: np.random.Generator) -> list:
-    """A list of equal factors for each critical dimension: of the frequencies from it on."""
+    """What `complete` takes: equal factors for each critical dimension, without and with NTK."""
     turns, last = length * theta / (2 * math.pi), theta.size - 1
     early, late = (min(int((turns > n).sum()), last) for n in (TURNS, 1))
-    dimensions = range(early, late + 1)
-    return [np.full(theta.size - d, rng.uniform(factor, REACH * factor)) for d in dimensions]
+    return [
+        (power, np.full(theta.size - d, rng.uniform(factor, REACH * factor)))
+        for power in (0, 1)
+        for d in range(early, late + 1)
+    ]
 
 
 def mutated(slow: np.ndarray, factor: float, rng: np.random.Generator) -> np.ndarray:
@@ -97,10 +102,10 @@ def mutated(slow: np.ndarray, factor: float, rng: np.random.Generator) -> np.nda
     return np.sort(np.where(rng.random(slow.size) < MUTATION, drawn, slow))
 
 
-def complete(slow: np.ndarray, size: int) -> np.ndarray:
-    """All factors [F], of those from the critical dimension on."""
+def complete(power: int, slow: np.ndarray, size: int) -> np.ndarray:
+    """All factors [F], of those from the critical dimension on; before it 1, or NTK's (power 1)."""
     critical = size - slow.size
-    return np.concatenate([slow[0] ** (np.arange(critical) / max(critical, 1)), slow])
+    return np.concatenate([slow[0] ** (power * np.arange(critical) / max(critical, 1)), slow])
 
 
 def search(
@@ -121,18 +126,21 @@ def search(
 
     Returns:
       The best `factors`, their `critical` dimension and `loss`, and all that were `tried`: (loss,
-      critical dimension, factors), best first.
+      critical dimension, power of `complete`, factors), best first.
     """
     rng, tried = np.random.default_rng(0), []
     candidates = first(theta, factor, length, rng)
     while len(tried) < count:
-        for slow in candidates:
-            factors = complete(slow, theta.size)
-            tried.append((float(loss(factors)), theta.size - slow.size, factors.tolist()))
+        for power, slow in candidates:
+            factors = complete(power, slow, theta.size)
+            critical = theta.size - slow.size
+            tried.append((float(loss(factors)), critical, power, factors.tolist()))
         tried.sort()
-        best = tried[:PARENTS]
-        candidates = [mutated(np.array(x[critical:]), factor, rng) for _, critical, x in best]
-    least, critical, factors = tried[0]
+        candidates = [
+            (power, mutated(np.array(factors[critical:]), factor, rng))
+            for _, critical, power, factors in tried[:PARENTS]
+        ]
+    least, critical, _, factors = tried[0]
     return {"status": "ok", "factors": factors, "critical": critical, "loss": least, "tried": tried}
 
 
