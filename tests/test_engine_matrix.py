@@ -185,18 +185,19 @@ MATRIX = {
     "all heads": on("tiles", "dape(hidden=5)", **PACKED, logit_cap=2.0, **DROPOUT),
     "all heads, biases": on("tiles, oblong", f"{T5}+dape(hidden=5)+alibi", length=100),
     "all heads, pairs, sums": on("tiles", "fire(width=3)+dape(hidden=5)+cope(positions=6)"),
-    # Kernels of JAX: biases of keys and products in further channels.
+    # Stock kernels: products in further channels, in splash biases of keys too.
     "alone": on(f"{STOCK}", "nope", **ALONE, **ALL),
     "row sums alone": on("gpu tpu", "shaw(clip=3)", lse="alone"),
     "alone, window": on(STOCK, "rope", **ALONE, window=20),
-    "alone, biases of keys": on(STOCK, "alibi+fox", **ALONE),
-    "alone, products": on(STOCK, "tupe(length=128)+alibi", **ALONE),
-    "alone, narrow values": on(STOCK, "alibi", **ALONE, v_width=6),
+    "alone, biases of keys": on("gpu tpu splash", "alibi+fox", **ALONE),
+    "alone, products": on(STOCK, "tupe(length=128)", **ALONE),
+    "alone, products, biases": on("splash", "tupe(length=128)+alibi", **ALONE),
+    "alone, narrow values": on(STOCK, "rope", **ALONE, v_width=6),
     "alone, wide values": on(STOCK, "nope", **ALONE, v_width=24),
     "alone, cap": on("splash", "alibi", **ALONE, logit_cap=2.0),
     "alone, packed": on("gpu tpu splash", "alibi+fox", **ALONE, **PACKED),
     "alone, two blocks": on("splash", "rope", **ALONE, **ALL, **LONG, window=40),
-    "alone, odd width": on("cudnn", "fox", **ALONE, width=12),
+    "alone, odd width": on("cudnn", "rope", **ALONE, width=12),
 }
 
 
@@ -220,7 +221,7 @@ HALF = [
     ("tiles", "grape_ap, backwards"),
     ("tiles", "stick_breaking, backwards"),
     ("tiles", "path, cap, sinks"),
-    ("splash", "alone, products"),
+    ("splash", "alone, products, biases"),
     ("cudnn", "alone, products"),
 ]
 

@@ -1,4 +1,4 @@
-"""cuDNN's kernels and JAX's splash: when they are taken, and what their further channels hold.
+"""cuDNN's kernels and JAX's splash: when they are taken, and what splash's further channels hold.
 
 tests/test_engine_matrix.py holds them to the dense engine.
 """
@@ -16,7 +16,7 @@ from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Side, Sink, Tokens
 from pe_jax.engines import dispatch
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernels import common, self_check
+from pe_jax.engines.kernels import self_check
 from pe_jax.engines.kernels.gpu import cudnn, launches
 from pe_jax.engines.kernels.tpu import splash
 from pe_jax.engines.sharded.layout import CONTIGUOUS
@@ -37,7 +37,7 @@ def widened(tokens, scale=0.125, dtype=jnp.bfloat16):
     places = Tokens(*(jnp.arange(tokens)[None],) * 2)
     shape = 1, 8, tokens, 64
     sides = [Side(jnp.asarray(noise(*shape, seed=n), dtype), None, (None,), places) for n in (0, 1)]
-    q, k = common.with_key_biases(scale, terms, *sides)
+    q, k = splash.with_key_biases(scale, terms, *sides)
     slope = float(-terms[0].at(jnp.ones(1, int))[0, 0])
     assert abs(slope - 2**-0.72) < 1e-6
     return q.x[0, 0], k.x[0, 0], slope
@@ -71,7 +71,7 @@ def test_channels_are_of_bfloat16_s_precision_whatever_the_dtype():
 def test_a_bias_of_keys_is_the_kinds_own_claim():
     dims = pe_jax.Dims(64, 4, 4, 16)
     claims = {
-        name: any(map(common.is_key_bias, abstract_terms(kind(), dims)))
+        name: any(map(splash.is_key_bias, abstract_terms(kind(), dims)))
         for name, kind in pe_jax.ENCODINGS.items()
         if kind().claims.axes == 1
     }
@@ -91,12 +91,10 @@ def test_what_they_cannot_run_has_a_reason(monkeypatch):
     half = {"dtype": "bfloat16"}
     for kernels, given in ((cudnn, half), (splash, {})):
         taken = functools.partial(reasons, kernels, **given)
-        assert taken() is taken("rope", window=5) is taken("alibi") is taken("fox") is None
-        assert taken("tupe(length=128)+alibi") is taken(v_width=8) is None
+        assert taken() is taken("rope", window=5) is taken(v_width=8) is None
+        assert taken("tupe(length=128)") is None
         assert taken("t5") == "it has no DistanceBias" and "Keys" in taken("shaw")
         assert "several views" in taken("rerope") and "RowSum" in taken("cope")
-        assert "both sides" in taken("alibi", causal=False)
-        assert "explicit" in taken("alibi", q_positions=2 * np.arange(LENGTH))
         assert taken(q_positions=2 * np.arange(LENGTH)) is None
         order = {"q_index": np.arange(LENGTH)[::-1], "k_index": np.arange(LENGTH)}
         assert taken(**order) == "queries and keys are not the same tokens in order"
@@ -104,8 +102,11 @@ def test_what_they_cannot_run_has_a_reason(monkeypatch):
         assert taken(window=9, sinks=2) == "it has no attention sinks of a window"
     assert reasons(cudnn) == "operands in float32"
     assert reasons(splash, dtype="float16") == "operands in float16"
-    assert reasons(cudnn, "alibi", dtype="float16") == "biases of keys in float16"
     assert reasons(cudnn, dtype="float16") is None
+    assert reasons(cudnn, "fox+alibi", **half) == "it has no TokenBias or DistanceFormula"
+    assert reasons(splash, "tupe(length=128)+alibi") is reasons(splash, "fox") is None
+    assert "both sides" in reasons(splash, "alibi", causal=False)
+    assert "explicit" in reasons(splash, "alibi", q_positions=2 * np.arange(LENGTH))
     assert reasons(cudnn, length=LENGTH + 1, **half) == "an odd number of tokens"
     assert reasons(splash, length=LENGTH + 1) is None and cudnn.SAMPLE % 2 == 0
     assert reasons(cudnn, logit_cap=2.0, **half) == "it has no logit_cap"
@@ -118,7 +119,7 @@ def test_what_they_cannot_run_has_a_reason(monkeypatch):
         "times the scale 0.177, q would be rounded once more"
     )
     assert reasons(cudnn, width=256, **half) is None  # Hopper, which is taken to be there
-    assert "264" in reasons(cudnn, "alibi", width=256, **half)
+    assert "264" in reasons(cudnn, width=260, **half)
     monkeypatch.setattr(launches, "architecture", lambda: 80)
     assert reasons(cudnn, width=136, **half) == "heads of width 136 (at most 128)"
     monkeypatch.setattr(launches, "architecture", lambda: None)
@@ -132,8 +133,8 @@ def test_what_they_cannot_run_has_a_reason(monkeypatch):
         ("rope", 64, 64, 65536, "float32", "fused", "splash"),
         ("rope", 192, 128, 4096, "bfloat16", "cudnn", "tpu"),  # MLA
         ("rope", 256, 64, 4096, "bfloat16", "fused", "splash"),  # 1.6 times the channels
-        ("alibi", 48, 48, 2048, "bfloat16", "cudnn", "tpu"),
-        ("alibi", 64, 64, 2048, "bfloat16", "fused", "splash"),  # 72 channels: of 128 in cuDNN
+        ("alibi", 48, 48, 2048, "bfloat16", "fused", "tpu"),
+        ("alibi", 64, 64, 2048, "bfloat16", "fused", "splash"),  # 72 channels: of 128
         ("alibi", 64, 64, 2049, "bfloat16", "fused", "tpu"),  # tiles are skipped
         ("alibi", 256, 256, 1024, "bfloat16", "fused", "tpu"),
         ("fox", 48, 48, 2048, "bfloat16", "fused", "tpu"),  # gradients of gates
@@ -191,20 +192,20 @@ def test_sinks_are_left_to_our_kernels_which_have_row_sums(monkeypatch):
 
 
 def test_it_lowers_to_cudnns_kernels(monkeypatch):
-    """Forward and backward, of 48 + 8 channels; nothing else multiplies matrices."""
+    """Forward and backward, of 48 channels; nothing else multiplies matrices."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn_calls
 
     monkeypatch.setattr(cudnn_calls, "check_cudnn_version", lambda: 91000)
     q = jax.ShapeDtypeStruct((1, 2048, 8, 48), jnp.bfloat16)
 
     def loss(q, k, v):
-        out = pe_jax.attention(q, k, v, encoding="alibi", implementation=cudnn.attend)
+        out = pe_jax.attention(q, k, v, encoding="rope", implementation=cudnn.attend)
         return out.astype(jnp.float32).sum()
 
     traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(q, q, q)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@__cudnn$fmhaSoftmax(") == text.count("@__cudnn$fmhaSoftmaxBackward(") == 1
-    assert "1x2048x8x56xbf16" in text and "dot_general" not in text
+    assert "1x2048x8x48xbf16" in text and "dot_general" not in text
 
 
 @pytest.mark.parametrize("spec", ["rope", "alibi"])

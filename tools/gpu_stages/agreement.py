@@ -57,7 +57,7 @@ def cases(shape: Shape) -> dict[str, tuple[Shape, dict[str, Any]]]:
         "wider heads": (shape._replace(width=2 * shape.width, kv_heads=shape.heads), {}),
         "positions of its own": (shape, {"q_positions": 3 * np.arange(length) + 7}),
         "capped": (shape, {"logit_cap": 2.0}),
-        # What cuDNN runs, with ALiBi in the channels left over from 64.
+        # What cuDNN runs.
         "no row sums": (
             shape._replace(width=3 * shape.width // 4, length=shape.length + 1),
             {"return_lse": False},

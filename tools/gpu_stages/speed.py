@@ -36,7 +36,6 @@ ATTENTION, STEP = "benchmark", "step"
 FIRST = (*agreement.FIRST, *agreement.ONLY_TIMED)
 IN_FLEX = ("nope", "alibi", "t5")
 CUDNN, FUSED = "cudnn", "fused"  # engines, whichever of the two `attention` chooses
-IN_CUDNN = ("nope", "alibi", "fox")  # biases of keys in further channels
 CUDNN_LIMIT = 4096  # tokens, up to which a materialised bias in cuDNN is the rival
 NAIVE_LIMIT = 4096  # tokens: a bias of 32 heads takes 1 GiB in bfloat16, and XLA's scores more
 STEPS_AT_ONCE = 6  # models that share the device's memory
@@ -145,12 +144,12 @@ def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
     first = [name for name in scale.schemes if name in FIRST]
     more = [name for name in scale.schemes if name not in FIRST]
     flex = [name for name in scale.schemes if name in IN_FLEX]
-    in_cudnn = [name for name in scale.schemes if name in IN_CUDNN]
+    bare = [name for name in scale.schemes if name == "nope"]
     biased = [name for name in first if name != "nope"]
     lengths, some = scale.lengths, scale.lengths[:1]
     short = tuple(n for n in lengths if n <= CUDNN_LIMIT)
     turns = (
-        *((first, OURS, lengths), (in_cudnn, CUDNN, lengths), (["nope"], FUSED, lengths)),
+        *((first, OURS, lengths), (bare, CUDNN, lengths), (bare, FUSED, lengths)),
         *((biased, NAIVE_CUDNN, short), (first, NAIVE, lengths), (flex, FLEX, some)),
         *((more, OURS, lengths), (flex, FLEX, lengths), (more, NAIVE, lengths)),
     )

@@ -5,7 +5,6 @@ H query heads, C numbers of all formulas, n any shape.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,19 +17,12 @@ from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import call_in_reverse, first_order
 from pe_jax.engines.tiled import skipping
-from pe_jax.numerics.arrays import repeat_heads
-from pe_jax.numerics.running_sums import exactly, pieces
 
 KINDS = (  # these exact kinds
     *(kinds.DistanceFormula, kinds.DistanceBias, kinds.PairBias, kinds.TokenBias),
     *(kinds.TokenProduct, kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeState),
     kinds.RelativeValues,
 )
-PIECES = 4  # numbers of bfloat16's precision that sum to one number in `with_key_biases`
-# Tokens up to which a stock kernel, which visits every tile, is taken where ours would skip some:
-# of ALiBi's with 8 heads they visit about 0.6 at 2,048 tokens and 0.5 at 4,096; Triton's kernels
-# run at 0.66 of cuDNN's speed on an H100 (395 and 595 TFLOP/s, FlashAttention-3's paper).
-SKIPS_LITTLE = 2048
 SAVED = "pe_jax_attention"  # `jax.checkpoint` may save it, so that no forward kernel runs twice
 
 
@@ -142,95 +134,20 @@ class ScorePlan:
         }
 
 
-def is_key_bias(term: kinds.Term) -> bool:
-    """Whether a term depends on the key alone, as far as the softmax sees."""
-    return isinstance(term, kinds.ScoreTerm) and term.is_key_bias
-
-
-def with_key_biases(scale: float, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
-    """q and k with 8 channels more in front, whose products are the key biases.
-
-    As u_j - u_i (`key_bias`) a bias is a product of channels: the softmax needs u_j alone, but with
-    u_i scores stay small and their sums exact: the pieces of u_j and u_i cancel in turn, the
-    largest first, before q·k is added. With bfloat16 inputs and float32 sums, in the order of the
-    channels, scores of weights above 10⁻⁶ are off by 4·10⁻⁶ at 4,096 and at 32,768 tokens for the
-    slope 2^-0.72, by 2·10⁻³ and 2·10⁻² without u_i; where the scale is no power of two, by 2·10⁻⁴
-    and 1·10⁻³. The first piece of each has the gradient: of u_j the sums of columns, of u_i those
-    of rows, which are 0 but for rounding that cancels that of columns. Each head gets its own keys.
-    """
-    biased = [
-        [term.key_bias(side, state) for side, state in zip((q, k), states, strict=True)]
-        for term, *states in zip(terms, q.states, k.states, strict=True)
-        if is_key_bias(term)
-    ]
-    if not biased:
-        return q, k
-    unit = 2.0 ** round(-math.log2(scale))  # exact in any dtype
-
-    def numbers(n: int) -> list[jax.Array]:  # of queries or keys, pieces [B or 1, H, T]
-        high, rest = biased[0][n]
-        for more in biased[1:]:
-            high, low = exactly(high, more[n][0])
-            rest = low + rest + more[n][1]
-        high, rest = exactly(high / (scale * unit), rest / (scale * unit))
-        return pieces(high, PIECES, rest)
-
-    def widened(x: jax.Array, channels: list[jax.Array]) -> jax.Array:
-        shape = *x.shape[:3], len(channels)
-        first = [jnp.broadcast_to(y, shape[:3]) for y in channels]
-        return jnp.concatenate([jnp.stack(first, axis=-1).astype(x.dtype), x], axis=-1)
-
-    units = jnp.full((1, 1, 1), unit, jnp.float32)
-    rows = [y for piece in numbers(0) for y in (units, -piece)]
-    columns = [y for piece in numbers(1) for y in (piece, units)]
-    keys = repeat_heads(k.x, q.x.shape[1])
-    return q._replace(x=widened(q.x, rows)), k._replace(x=widened(keys, columns))
-
-
 def unsupported_by_stock(
     spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, dtypes: set
 ) -> str | None:
     """What a kernel that only computes q·k, of any channels, lacks for a call; None: nothing."""
     if (why := unsupported(spec, terms, q, k, v, dtypes)) is not None:
         return why
-    key_biases = [term for term in terms if is_key_bias(term)]
-    missing = [
-        type(term).__name__
-        for term in select(terms, *KINDS)
-        if not is_key_bias(term) and type(term) is not kinds.TokenProduct
-    ]
+    inside = map(type, select(terms, *KINDS))
+    missing = [kind.__name__ for kind in inside if kind is not kinds.TokenProduct]
     reasons = {
         f"it has no {' or '.join(dict.fromkeys(missing))}": bool(missing),
         "it has no gradient of row sums": spec.lse,
         "queries and keys are not the same tokens in order": not spec.aligned,
-        "biases of keys that are seen from both sides, or at explicit positions": bool(key_biases)
-        and not (spec.causal and spec.in_order),
-        "biases of keys in float16": bool(key_biases) and q.x.dtype == jnp.float16,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def stock_is_faster(
-    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, lanes: int
-) -> bool:
-    """Whether a stock kernel is chosen over ours.
-
-    It is where nothing is added: on an H200 training with cuDNN took 0.84 to 0.89 of our
-    kernels' time. Biases of keys must fit beside q in the channels that the kernel computes
-    anyway, multiples of `lanes` (ALiBi in heads of 64, which do not, took 1.2 to 1.7 times as
-    long in cuDNN as in our kernels); our kernels must not skip much; and learned biases are
-    left to ours in half precision. Their gradient is a sum over tokens, most of which cancels:
-    with the sums of columns in bfloat16, FoX's weights got theirs with an error of 2 % at 512
-    tokens and of 5 % at 2,048, with ours of 0.2 %.
-    """
-    width = q.x.shape[-1]
-    key_biases = [term for term in terms if is_key_bias(term)]
-    if not key_biases:
-        return True
-    fits = (width + 2 * PIECES - 1) // lanes == (width - 1) // lanes
-    skips = ScorePlan.fields(spec, terms)["decays"] and q.x.shape[2] > SKIPS_LITTLE
-    learned = select(terms, kinds.TokenBias)
-    return fits and not skips and not (learned and q.x.dtype != jnp.float32)
 
 
 def token_numbers(terms: tuple, side: Side, multiple: int) -> jax.Array | None:
