@@ -57,9 +57,9 @@ def test_interpreted_by_triton_they_give_what_pallas_gives(spec, explicit):
 
 
 @needs_triton
-@pytest.mark.parametrize("arch, kind", [(80, "mma"), (90, "wgmma")])
-def test_they_compile_to_machine_code_without_spills(arch, kind):
-    (_, launch, kernel), *_ = Case("alibi", 64, arch, 256, "bfloat16").kernels()
+@pytest.mark.parametrize("spec, arch, kind", [("alibi", 80, "mma"), ("kerple", 90, "wgmma")])
+def test_they_compile_to_machine_code_without_spills(spec, arch, kind):
+    (_, launch, kernel), *_ = Case(spec, 64, arch, 256, "bfloat16").kernels()
     (row,) = gpu_code.compile_all([Job(kernel, launch.warps, launch.stages, arch)], 1)
     assert row["status"] == "ok" and not row["spill_stores"], row
     assert row[kind] and 0 < row["registers"] <= 255 and row["blocks"] >= 1
