@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from tools.gpu_stages.results import Results, Row
+from tools.gpu_stages.results import Results, Row, key
 
 
 def text(results: Results) -> str:
@@ -21,7 +21,8 @@ def text(results: Results) -> str:
         return f"{row['ms']:.4g}{ratio}"
 
     parts.append(_table("Training step: ms (÷ NoPE's)", steps, step))
-    not_run = [row for row in results.rows if "note" in row and "ms" not in row]
+    last = {key(row): row for row in results.rows}.values()  # of each
+    not_run = [row for row in last if "note" in row and "ms" not in row]
     lines = [f"- {_name(row)}: {row['note']}" for row in not_run]
     parts.append("\n".join(["## Not run", "", *dict.fromkeys(lines)]) if lines else "")
     return "\n\n".join(part for part in parts if part) + "\n"
