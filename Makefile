@@ -101,8 +101,8 @@ gpu:
 	$(ON_GPU) -m tools.gpu_session --out=$(or $(OUT),runs/gpu_session)
 
 # Twelve minutes each, of text in DATA=text:DIR; the same command continues.
-gpu-124M:  # six encodings at 124M parameters
-	$(ON_GPU) -m tools.gpu_session --only=larger --budget=690 --data=$(or $(DATA),text:novels) --out=$(or $(OUT),runs/gpu_124M)
+gpu-124M:  # six encodings at 124M parameters; SEEDS=2 adds a seed
+	$(ON_GPU) -m tools.gpu_session --only=larger --seeds=$(or $(SEEDS),1) --budget=690 --data=$(or $(DATA),text:novels) --out=$(or $(OUT),runs/gpu_124M)
 
 gpu-32k:  # SmolLM2-135M for 32,768 tokens by three methods
 	$(ON_GPU) -m tools.gpu_session --only=longer --budget=690 --data=$(or $(DATA),text:novels) --out=$(or $(OUT),runs/gpu_32k)

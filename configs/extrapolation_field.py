@@ -12,10 +12,9 @@ T5's mean is the lowest, and at 4,096 NoPE's alone lies above RoPE's.
       --config.data=text:novels
 
 124M, the same six, lengths and questions, one seed of 50 million bytes: not run. It is meant for a
-GPU that is there for twelve minutes at a time (`make gpu-124M`). With `--config.seeds=2` the same
-command adds a seed. Rates are chosen in runs of a tenth of the steps. From the 24 % of an H200's
-peak that 25M parameters reached, a run takes two and a half minutes, and all runs of one seed, with
-those that choose rates, twenty.
+GPU that is there for twelve minutes at a time (`make gpu-124M`; `SEEDS=2` adds a seed). Rates are
+chosen in runs of a tenth of the steps. From the 24 % of an H200's peak that 25M parameters reached,
+a run takes two and a half minutes, and all runs of one seed, with those that choose rates, twenty.
 
     python -m experiments.compare --config=configs/extrapolation_field.py:25M \
       --config.data=text:novels

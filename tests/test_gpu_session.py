@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -171,7 +172,8 @@ def test_a_clock_is_shared():
 @pytest.mark.parametrize("rehearse", [True, False])
 def test_programs_that_train_start(stage, rehearse, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(ROOT)
-    for program, *arguments in stage("text:novels", tmp_path, rehearse).values():
+    options = SimpleNamespace(data="text:novels", rehearse=rehearse, seeds=2)
+    for program, *arguments in stage(options, tmp_path).values():
         begun: list = []
         assert status(lambda name=program, add=begun.append: start(name, add), *arguments) is None
         assert len(begun) == 1, capfd.readouterr().err

@@ -76,7 +76,7 @@ def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
         def run(results, clock):
             from tools.gpu_stages import training
 
-            commands = getattr(training, name)(options.data, results.path.parent, options.rehearse)
+            commands = getattr(training, name)(options, results.path.parent)
             training.run(name, commands, results, clock)
 
         return run
@@ -135,6 +135,7 @@ if __name__ == "__main__":
     flags.DEFINE_list("schemes", [], "names; none: all")
     flags.DEFINE_list("lengths", [], "tokens, of the benchmark; none: 4096,1024,16384,65536")
     flags.DEFINE_string("data", "text:novels", "what `larger` and `longer` train on and read")
+    flags.DEFINE_integer("seeds", 1, "of `larger`: one more than before adds a seed")
     flags.DEFINE_list("dtypes", [*DTYPES], "of the agreement")
     flags.DEFINE_integer("processes", min(16, os.cpu_count() or 1), "that compile side by side")
     flags.DEFINE_bool("rehearse", False, "tiny shapes and interpreted kernels, on any machine")

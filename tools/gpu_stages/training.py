@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from configs.pose import METHODS
 from tools.gpu_stages.results import Clock, Results
 
+METHODS = ("yarn", "linear", "llama3")  # of configs/pose.py
 TO_SAVE = 25  # seconds that a program has to save when time is up
 LEAST = 60  # seconds with which a program is worth starting
 TINY_124M = """--encodings=rope --encodings=alibi --config.length=32 --config.batch=2
@@ -29,22 +30,23 @@ TINY_READ = """--config.length=64 --config.factor=2 --config.lengths=64,128 --co
   --config.documents=1 --config.windows=1 --config.tasks=()""".split()
 
 
-def larger(data: str, out: Path, rehearse: bool) -> dict[str, list[str]]:
-    """Six encodings at 124M parameters, one seed; more seeds in later sessions."""
-    flags = ["--config=configs/extrapolation_field.py:124M", f"--config.data={data}"]
-    flags += [f"--config.workdir={out / '124M'}", *(TINY_124M if rehearse else ())]
-    return {"124M": ["compare", *flags]}
+def larger(options: Any, out: Path) -> dict[str, list[str]]:
+    """Six encodings at 124M parameters, as many seeds as the flag says."""
+    flags = ["--config=configs/extrapolation_field.py:124M", f"--config.data={options.data}"]
+    flags += [f"--config.workdir={out / '124M'}", f"--config.seeds={options.seeds}"]
+    flags += TINY_124M if options.rehearse else []
+    return {f"{options.seeds} seeds": ["compare", *flags]}
 
 
-def longer(data: str, out: Path, rehearse: bool) -> dict[str, list[str]]:
+def longer(options: Any, out: Path) -> dict[str, list[str]]:
     """SmolLM2-135M for 32,768 tokens by short training, three methods; each is read at once."""
-    commands, text = {}, f"--config.data={data}"
+    commands, text = {}, f"--config.data={options.data}"
     reading = ["extend", "--config=configs/extend.py:released_32k", text]
-    reading += TINY_READ if rehearse else []
+    reading += TINY_READ if options.rehearse else []
     for name in METHODS:
         model, workdir = out / f"{name}_model", out / f"{name}_training"
         flags = [f"--config=configs/pose.py:gpu_{name}", text, f"--config.workdir={workdir}"]
-        flags += [f"--export={model}", *(TINY_TRAIN if rehearse else ())]
+        flags += [f"--export={model}", *(TINY_TRAIN if options.rehearse else ())]
         commands[f"{name}, trained"] = ["train", *flags]
         flags = [f"--checkpoint={model}", "--encodings=rope", f"--config.workdir={out / name}"]
         commands[f"{name}, read"] = [*reading, *flags]
