@@ -23,6 +23,7 @@ MOST = 2**21  # scores in a tile that holds all heads: 8 MB of float32
 AREA = 2**19  # scores in a tile that holds some: two heads of 512 × 512
 LARGEST, SMALL = 512, 64  # sides
 VECTORS = 256  # side, with vectors of distances: those within a horizon cost less
+NETWORK = 128  # side, with a network over the heads of each pair, which a tile holds all
 SHORT = 512  # tokens: rows up to here have small tiles
 
 
@@ -86,8 +87,10 @@ def arrange(
     turns = by_head and alone(devices)
     pairs = 1 if turns else -(-batch * heads // devices)
     short = max(length, keys_length) <= SHORT and reach <= SMALL
-    small = turns and (short or slow_on_diagonal) or all_heads and alone(devices)
-    side = SMALL if small else VECTORS if reach or square else LARGEST
+    small = turns and (short or slow_on_diagonal)
+    side = VECTORS if reach or square else LARGEST
+    side = NETWORK if all_heads and alone(devices) else side
+    side = SMALL if small else side
     rows, columns = (_even(n, _side(side, pairs, n)) for n in (length, keys_length))
     rows = rows if sizes.rows is None else min(sizes.rows, length)
     columns = columns if sizes.columns is None else min(sizes.columns, keys_length)
