@@ -370,8 +370,8 @@ def grid(
     """(row, column) of each patch of an image, row by row: [prefix + height·width, 2].
 
     Args:
-      height: patches per column.
-      width: patches per row.
+      height: patches in a column.
+      width: patches in a row.
       normalized: False gives indices (int32): the unit is the patch, and larger images have larger
         positions. True gives the patches' centres on an image whose sides span -1 to 1 (float32,
         each axis separately): the unit is the image, and larger images have denser positions.
@@ -424,8 +424,8 @@ def cameras(poses, height: int, width: int, intrinsics=None, image: Any = None) 
 
     Args:
       poses: world to camera, [*B, C, 3 or 4, 4] (a last row 0 0 0 1 is left out): of C images.
-      height: patches per column.
-      width: patches per row.
+      height: patches in a column.
+      width: patches in a row.
       intrinsics: focal lengths and centres in pixels, [*B, C, 3, 3]; None: [A b] is the pose.
       image: (height, width) in pixels, with `intrinsics`.
 
@@ -473,10 +473,10 @@ def multimodal(spans, interval=1, centred: bool = False) -> jax.Array:
 
     `centred` is the diagonal layout of VideoRoPE (arXiv 2502.05173, §4, `interval` 2 in its code)
     and of Ling 3.0 VL: frame n has the time t = start + n · `interval`, not rounded; row r of H is
-    at t + r - ⌊(H-1)/2⌋, a column likewise, so that the middle of each frame is on the diagonal, as
-    text is; what follows starts one past the last frame's time, as in the released code (the
-    paper: one interval past). Positions of tall images may be negative. Float32 where an interval
-    is not an integer. `mrope(time_last=True)` has the frequencies of both.
+    at t + r - ⌊(H-1)/2⌋, a column in the same way, so that the middle of each frame is on the
+    diagonal, as text is; what follows starts one past the last frame's time, as in the released
+    code (the paper: one interval past). Positions of tall images may be negative. Float32 where an
+    interval is not an integer. `mrope(time_last=True)` has the frequencies of both.
 
     Args:
       spans: in order; each is `n` text tokens, `(height, width)` of an image, or `(frames, height,

@@ -337,3 +337,8 @@ def test_a_batch_divided_by_shard_map_is_the_whole_batch(spec):
     divided = jax.shard_map(shard, mesh=two, in_specs=whole, out_specs=PartitionSpec())
     grads = [util.jit(jax.grad(f, argnums=(0, 1, 2, 3)))(params, *qkv) for f in (loss, divided)]
     assert_close(grads[1], grads[0], 2e-5)
+
+
+@pytest.mark.parametrize("spec", ["tupe(length=40)", "tupe(length=40)+buckets(edges=(1,4))"])
+def test_products_of_states_as_channels_are_what_the_dense_engine_adds(spec):
+    assert_dense((TILES,), spec, 2e-5, heads=(H, H))

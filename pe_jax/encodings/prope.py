@@ -98,12 +98,12 @@ def _applied(projection: jax.Array, blocks: jax.Array) -> jax.Array:
 
 
 def _inverted(projection: jax.Array, blocks: jax.Array) -> jax.Array:
-    """P⁻¹ x, likewise."""
+    """P⁻¹ x for the same shapes."""
     return _applied(inverse(projection), blocks)
 
 
 def _transposed(projection: jax.Array, blocks: jax.Array) -> jax.Array:
-    """Pᵀ x, likewise."""
+    """Pᵀ x for the same shapes."""
     x = blocks[..., :3, None]
     moved = (align(projection, x) * x).sum(-2)
     return jnp.concatenate([moved[..., :3], moved[..., 3:] + blocks[..., 3:]], axis=-1)
