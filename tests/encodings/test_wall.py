@@ -25,9 +25,12 @@ def test_gates_that_are_open_change_nothing_and_it_begins_near_that():
     np.testing.assert_allclose(attend(*qkv(), WALL, first, x=X), plain, atol=0.02)
 
 
-@pytest.mark.parametrize("loud", [1.0, 300.0])
-def test_long_rows_are_the_same_in_tiles_and_dense_however_fast_they_fade(loud):
-    """The sum of gates passes 10⁵: exponentials of it alone would vanish or overflow."""
+@pytest.mark.parametrize("loud, causal", [(1.0, True), (300.0, True), (300.0, False)])
+def test_long_rows_are_the_same_in_tiles_and_dense_however_fast_they_fade(loud, causal):
+    """The sum of gates passes 10⁵: exponentials of it alone would vanish or overflow.
+
+    Tiles of 16 take channel by channel, of 50 and of all tokens halves.
+    """
     length, dims = 200, util.DIMS
     params = util.random_params(WALL, dims)
     params = pe_jax.Params({}, params.layer | {"bias": params.layer["bias"] * loud - loud})
@@ -37,14 +40,16 @@ def test_long_rows_are_the_same_in_tiles_and_dense_however_fast_they_fade(loud):
     def grads(engine):
         def loss(params, q, k, v, x):
             how = {"encoding": WALL, "params": params, "x": x, "implementation": engine}
+            how["causal"] = causal
             out = pe_jax.attention(q, k, v, q_segments=ids, **how)
             return jnp.sin(3 * out).sum(), out
 
         return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4), has_aux=True))(params, *qkv_, x)
 
-    dense, tiled = grads("dense"), grads(Tiled(TileSizes(16, 16)))
+    dense = grads("dense")
     assert all(np.isfinite(y).all() for y in jax.tree.leaves(dense))
-    assert_close(tiled, dense, 2e-5)
+    for size in (16, 50):
+        assert_close(grads(Tiled(TileSizes(size, size))), dense, 2e-5)
 
 
 def test_it_joins_a_rotation_that_keeps_the_width_and_no_other():

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 
 from pe_jax.encodings.terms.distances import DistanceScores
@@ -26,7 +27,7 @@ from pe_jax.encodings.terms.term import (
     static,
 )
 from pe_jax.numerics.arrays import repeat_heads, varying_like
-from pe_jax.numerics.running_sums import between, exactly, pieces
+from pe_jax.numerics.running_sums import between, difference, exactly, pieces
 from pe_jax.validation import require
 
 
@@ -35,8 +36,8 @@ class ChannelDecay(ProductTerm):
     """Replaces q·k: Σ_n q_n k_n exp(-|P_n - P'_n|), of q and k after rotations.
 
     P and P' are the sums of E channels at the query and at the key. The state has them as
-    `running_sums.totals` does: the rounded sums, then what they rounded off, 2E numbers. Not with
-    several views.
+    `running_sums.totals` does: the rounded sums, then what they rounded off, 2E numbers; no step of
+    a sum is positive. Not with several views.
     """
 
     slow_on_diagonal = True
@@ -56,9 +57,14 @@ class ChannelDecay(ProductTerm):
         operands = q.x, repeat_heads(k.x, q.x.shape[1]), *states
         if q.tokens.index.shape[1] == 1:
             return _faded(*operands)
-        first = q.tokens.index[:, :1]
-        behind = jnp.all(q.tokens.index >= first) & jnp.all(k.tokens.index <= first)
-        return jax.lax.cond(behind, _faded_before, _faded, *operands)
+        rows, columns = q.tokens.index, k.tokens.index
+        first = rows[:, :1]
+        behind = jnp.all(rows >= first) & jnp.all(columns <= first)
+        length, near = rows.shape[1], _faded
+        if not jax.export.is_symbolic_dim(length) and columns.shape[1] == length > NEAR:
+            same = jnp.all(rows == columns) & jnp.all(rows[:, 1:] > rows[:, :-1])
+            near = functools.partial(jax.lax.cond, same, _faded_in_order, _faded)
+        return jax.lax.cond(behind, _faded_before, near, *operands)
 
 
 def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
@@ -87,15 +93,70 @@ def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -
 def _faded_before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
     """The same where the first query follows all keys and the others follow it: one product.
 
-    |P - P'| is then the sum from the key to the first query plus the sum from there on. All steps
-    have one sign, so neither exponential exceeds 1. (Padding, whose sums are 0, does not matter.)
+    The fade of a pair is that from the key to the first query times that from there on.
     """
-    rows, columns = (jnp.split(x, 2, axis=-1) for x in (q_state, k_state))
-    first = [x[..., :1, :] for x in rows]
-    fade_q, fade_k = (jnp.exp(-between(x, first)) for x in (rows, columns))
-    keys, queries = k.astype(jnp.float32) * fade_k, q.astype(jnp.float32) * fade_q
-    exact = jax.lax.Precision.HIGHEST
-    return jnp.einsum("bhre,bhce->bhrc", queries, keys, precision=exact)
+    first = q_state[:, :, :1]
+    queries, keys = _faded_to(first, q, q_state, 1), _faded_to(first, k, k_state, -1)
+    return _exact("bhre,bhce->bhrc", queries, keys)
+
+
+def _faded_to(middle: jax.Array, x: jax.Array, state: jax.Array, sign: Any) -> jax.Array:
+    """x·exp(-|P - M|) for tokens after the one with the sums M (sign 1) and before it (-1).
+
+    The product of two such on either side of M does not depend on M, which gets no gradient.
+    Padding at the end of a row, whose sums are 0, does not matter.
+    """
+    sums, at_middle = (jnp.split(y, 2, axis=-1) for y in (state, jax.lax.stop_gradient(middle)))
+    change = sign * difference(sums, at_middle)
+    return x * jnp.exp(jnp.where(change > 0, 0, change))
+
+
+NEAR = 32  # tokens of a block in `_faded_in_order`
+_exact = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+
+def _faded_in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array):
+    """The same where queries and keys are the same tokens in order: [B, H, T, T].
+
+    Blocks of `NEAR` tokens are joined two by two: all pairs between two are one product.
+    """
+    batch, heads, length, _ = q.shape
+    blocks = 1 << (-(-length // NEAR) - 1).bit_length()
+    size = -(-length // blocks)
+    more = [(0, 0), (0, 0), (0, blocks * size - length), (0, 0)]
+    sides = [jnp.pad(x.astype(jnp.float32), more, "edge") for x in (q, k, q_state, k_state)]
+    scores = _faded_near(*(x.reshape(batch, heads * blocks, size, -1) for x in sides))
+    sign = jnp.float32([-1, 1])[:, None, None]
+    while blocks > 1:
+        q, k, *states = (x.reshape(batch, -1, 2, size, x.shape[-1]) for x in sides)
+        middle = states[0][:, :, 1:, :1]
+        queries, keys = (_faded_to(middle, x, y, sign) for x, y in ((q, states[0]), (k, states[1])))
+        other = _exact("bphre,bphce->bphrc", queries, keys[:, :, ::-1])
+        same = scores.reshape(other.shape)
+        first = jnp.concatenate([same[:, :, 0], other[:, :, 0]], -1)
+        second = jnp.concatenate([other[:, :, 1], same[:, :, 1]], -1)
+        scores, size, blocks = jnp.concatenate([first, second], -2), 2 * size, blocks // 2
+    return scores[:, :, :length, :length]
+
+
+def _faded_near(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
+    """The same for a few tokens in order, in the logarithm of so many products.
+
+    They are halved again and again; a product gives the pairs that one halving parts.
+    """
+    token = jnp.arange(q.shape[2], dtype=jnp.int32)
+
+    def halved(scores, level):
+        half = token >> level
+        middle = jnp.minimum((half | 1) << level, token[-1])
+        middle, sign = jnp.take(q_state, middle, axis=2), (2 * (half & 1) - 1)[:, None]
+        queries, keys = (_faded_to(middle, x, y, sign) for x, y in ((q, q_state), (k, k_state)))
+        parted = half[:, None] ^ half == 1
+        return jnp.where(parted, _exact("bhre,bhce->bhrc", queries, keys), scores), None
+
+    own = jnp.eye(len(token)) * (q * k).sum(-1)[..., None]
+    levels = jnp.arange((len(token) - 1).bit_length(), dtype=jnp.int32)
+    return jax.lax.scan(halved, varying_like(own, (q, k, q_state, k_state)), levels)[0]
 
 
 def fade(q, q_sum, q_rest, k, k_sum, k_rest) -> jax.Array:

@@ -4,8 +4,8 @@ On a CPU a tile holds two heads or more (XLA splits elementwise loops over the l
 one for each core), and the heads take turns: the data of a tile stays in the caches. For short rows
 it holds few scores of many heads: half of a large tile would be hidden, and its scores would leave
 the caches. That is not so where vectors of distances reach over several small tiles, each of which
-would multiply its own part of them. Where pairs near the diagonal cost much more than others, tiles
-are small at any length. On other devices, and on several, a tile holds all heads, so that a sharded
+would multiply its own part of them. Where pairs near the diagonal cost more than others, tiles are
+smaller at any length. On other devices, and on several, a tile holds all heads, so that a sharded
 batch or head axis is never looped over; its sides halve until it fits MOST scores per device.
 """
 
@@ -23,7 +23,7 @@ MOST = 2**21  # scores in a tile that holds all heads: 8 MB of float32
 AREA = 2**19  # scores in a tile that holds some: two heads of 512 × 512
 LARGEST, SMALL = 512, 64  # sides
 VECTORS = 256  # side, with vectors of distances: those within a horizon cost less
-NETWORK = 128  # side, with a network over the heads of each pair, which a tile holds all
+COSTLY = 128  # side, with a network over the heads of each pair, or a costly diagonal
 SHORT = 512  # tokens: rows up to here have small tiles
 
 
@@ -87,9 +87,9 @@ def arrange(
     turns = by_head and alone(devices)
     pairs = 1 if turns else -(-batch * heads // devices)
     short = max(length, keys_length) <= SHORT and reach <= SMALL
-    small = turns and (short or slow_on_diagonal)
+    small = turns and short
     side = VECTORS if reach or square else LARGEST
-    side = NETWORK if all_heads and alone(devices) else side
+    side = COSTLY if (all_heads or slow_on_diagonal) and alone(devices) else side
     side = SMALL if small else side
     rows, columns = (_even(n, _side(side, pairs, n)) for n in (length, keys_length))
     rows = rows if sizes.rows is None else min(sizes.rows, length)
