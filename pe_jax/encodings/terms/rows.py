@@ -49,6 +49,8 @@ class RowSum(RowTerm):
       state: 2C numbers of each token; None: the product is q·k.
     """
 
+    costly_near = True  # rows settle, or fade, within few keys
+
     gate: Callable = static()
     fn: Callable = static()
     numbers: Callable | None = static(default=None)

@@ -40,7 +40,7 @@ class ChannelDecay(ProductTerm):
     a sum is positive. Not with several views.
     """
 
-    slow_on_diagonal = True
+    costly_near = True
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 

@@ -87,6 +87,7 @@ class Term:
     along_rows: ClassVar[bool] = False  # a score depends on other keys of its row
     by_head: ClassVar[bool] = True  # axis 0 of its arrays is heads; a head needs its entry alone
     all_heads: ClassVar[bool] = False  # it reads the scores of all heads of a pair
+    costly_near: ClassVar[bool] = False  # a pair costs more near a query: tiles are then smaller
     has_tile_states: ClassVar[bool] = False  # it has `tile_states`: tiles are then square
     reads_raw: str = ""  # the side that it reads before rotations: "q" or "k"
     state: "State | None" = None  # for kinds that read each token's state
@@ -239,11 +240,9 @@ class ProductTerm(Term):
     """Replaces q·k; at most one per call.
 
     Attributes:
-      slow_on_diagonal: a pair costs more near a query.
       maps_keys: each token maps all keys before it (`mapped`); a cache keeps them so.
     """
 
-    slow_on_diagonal: ClassVar[bool] = False
     maps_keys: ClassVar[bool] = False
 
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:

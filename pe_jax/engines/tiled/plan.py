@@ -131,10 +131,10 @@ def make_plan(
     """
     inside = kinds.in_engine(terms)
     by_head = not on_ring and all(has_table(spec, term) or term.by_head for term in inside)
-    slow = any(term.slow_on_diagonal for term in kinds.select(terms, kinds.ProductTerm))
+    costly = any(term.costly_near or term.all_heads for term in inside)
     all_heads = any(term.all_heads for term in inside)
     square = any(term.has_tile_states for term in inside)
-    needs = {"slow_on_diagonal": slow, "all_heads": all_heads, "square": square}
+    needs = {"costly": costly, "all_heads": all_heads, "square": square}
     grid, groups = arrange(queries, keys, sizes, devices, by_head, _reach(terms), **needs)
     lengths = queries[2], keys[1]
     sums, hides = (bool(kinds.select(terms, kind)) for kind in (kinds.RowTerm, kinds.Mask))

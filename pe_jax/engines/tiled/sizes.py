@@ -23,7 +23,7 @@ MOST = 2**21  # scores in a tile that holds all heads: 8 MB of float32
 AREA = 2**19  # scores in a tile that holds some: two heads of 512 × 512
 LARGEST, SMALL = 512, 64  # sides
 VECTORS = 256  # side, with vectors of distances: those within a horizon cost less
-COSTLY = 128  # side, with a network over the heads of each pair, or a costly diagonal
+COSTLY = 128  # side, where pairs cost more than a product, all of them or those near a query
 SHORT = 512  # tokens: rows up to here have small tiles
 
 
@@ -66,7 +66,7 @@ def arrange(
     devices: int = 1,
     by_head: bool = True,
     reach: int = 0,
-    slow_on_diagonal: bool = False,
+    costly: bool = False,
     all_heads: bool = False,
     square: bool = False,
 ) -> tuple[Grid, Groups]:
@@ -79,7 +79,7 @@ def arrange(
       devices: how many share the call.
       by_head: whether a tile may hold some of the heads.
       reach: the greatest distance within which vectors of distances differ.
-      slow_on_diagonal: whether tiles on the diagonal cost much more than others.
+      costly: whether smaller tiles take less time: pairs cost more, all or those near a query.
       all_heads: whether a tile has to hold all heads, for a network over the heads of each pair.
       square: whether tiles have as many queries as keys, of which there are as many.
     """
@@ -89,7 +89,7 @@ def arrange(
     short = max(length, keys_length) <= SHORT and reach <= SMALL
     small = turns and short
     side = VECTORS if reach or square else LARGEST
-    side = COSTLY if (all_heads or slow_on_diagonal) and alone(devices) else side
+    side = COSTLY if costly and alone(devices) else side
     side = SMALL if small else side
     rows, columns = (_even(n, _side(side, pairs, n)) for n in (length, keys_length))
     rows = rows if sizes.rows is None else min(sizes.rows, length)
