@@ -15,8 +15,9 @@ from pe_jax.config_fields import (
     ranged,
     real_field,
 )
-from pe_jax.encodings.base import Dims, Encoding, Recurrent
+from pe_jax.encodings.base import Dims, Encoding, Recurrent, abstract_terms
 from pe_jax.encodings.registry import Spec
+from pe_jax.encodings.terms import Term
 from pe_jax.encodings.windowed import Windowed, without_window
 from pe_jax.engines import checks
 from pe_jax.validation import ConfigError, is_real, require
@@ -157,6 +158,10 @@ class ModelConfig:
         """Width of the MLP."""
         share = 8 * round(self.width / 3) if self.gated else 4 * self.width
         return self.mlp_width or max(8, share)
+
+    def terms_of(self, layer: Encoding) -> tuple[Term, ...]:
+        """The terms of a layer, with abstract arrays."""
+        return abstract_terms(layer, layer.layer_dims(self.dims))
 
     def biased(self, part: str) -> bool:
         """Whether the projections of a part have biases: "qkv", "out", "mlp" or "head"."""

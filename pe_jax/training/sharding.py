@@ -15,7 +15,7 @@ import optax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pe_jax.encodings.base import Recurrent, abstract_terms
+from pe_jax.encodings.base import Recurrent
 from pe_jax.encodings.terms import sums_rows
 from pe_jax.engines.dispatch import KERNELS
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous, RowSharded
@@ -129,9 +129,7 @@ def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) 
     seq = f"mesh.seq={mesh.shape['seq']}"
     if any(isinstance(e, Recurrent) for e in model.pattern):
         raise ConfigError(f"{seq}: a recurrent layer reads whole rows in order; use mesh.seq=1")
-    row_schemes = [
-        e for e in model.pattern if sums_rows(abstract_terms(e, e.layer_dims(model.dims)))
-    ]
+    row_schemes = [e for e in model.pattern if sums_rows(model.terms_of(e))]
     if row_schemes:
         name = type(row_schemes[0]).__name__
         raise ConfigError(f"{seq}: {name} needs whole rows of scores; use mesh.seq=1")
