@@ -240,9 +240,9 @@ def cache_shardings(cache: Any, mesh: Mesh) -> Any:
     for name in ("k", "v", "k_raw", "beyond", "states", "state"):
         axes[name] = PartitionSpec(MESH_AXES["batch"], MESH_AXES["heads"])
 
-    def sharding(path, _):
+    def sharding(path, x):
         name = path_name(path[1:]).partition("/")[0]  # path[0] is the layer
-        return NamedSharding(mesh, axes.get(name, PartitionSpec()))
+        return NamedSharding(mesh, PartitionSpec(*axes.get(name, ())[: len(x.shape)]))
 
     return jax.tree_util.tree_map_with_path(sharding, cache)
 
