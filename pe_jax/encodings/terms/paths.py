@@ -88,9 +88,9 @@ class PathProduct(ProductTerm):
 
     def empty(self, batch, rows, width, dims):
         """Keys that tokens map, and their maps."""
-        sizes = width, self.state.width
-        arrays = (jnp.zeros((batch, dims.heads, rows, n), jnp.float32) for n in sizes)
-        return Mapped(*arrays, jnp.zeros(batch, jnp.int32))
+        shape = batch, dims.heads, rows
+        keys, maps = (jnp.zeros((*shape, n), jnp.float32) for n in (width, self.state.width))
+        return Mapped(keys, maps, jnp.zeros(batch, jnp.int32))
 
     def read(self, kept, state, k, new, length):
         """Keys as the tokens before the new ones leave them; they are mapped further then."""
