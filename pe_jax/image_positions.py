@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.numerics.position_arrays import as_positions
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
 
 FLOAT32_ROUNDING = 2**-22  # of a product of three numbers of float32, relative
@@ -98,10 +99,7 @@ def cameras(poses, height: int, width: int, intrinsics=None, image: Any = None) 
         _sizes("image", image)
         rows, columns = image
         scale = jnp.asarray([[1 / columns, 0, -0.5], [0, 1 / rows, -0.5], [0, 0, 1]], jnp.float32)
-        exact = jax.lax.Precision.HIGHEST
-        projections = jnp.einsum(
-            "ij,...jk,...kl->...il", scale, lenses, projections, precision=exact
-        )
+        projections = einsum("ij,...jk,...kl->...il", scale, lenses, projections)
     rows = projections.reshape(*poses.shape[:-2], 1, 12)
     patches = grid(height, width).astype(jnp.float32)
     shape = (*poses.shape[:-2], height * width)

@@ -18,6 +18,7 @@ from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions, check_axes
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import python_ints
 
 
@@ -53,8 +54,7 @@ def bias(distance, window: tuple[int, ...], w1, b1, w2) -> jax.Array:
     # few products: a matmul, which TF32 would round, is no faster
     row = x[..., :1]  # its last axis is that of the hidden units
     hidden = sum(x[..., a, None] * align(w1[a], row) for a in range(len(window))) + align(b1, row)
-    precise = jax.lax.Precision.HIGHEST
-    logits = jnp.einsum("...n,nh->h...", jax.nn.relu(hidden), w2, precision=precise)
+    logits = einsum("...n,nh->h...", jax.nn.relu(hidden), w2)
     return 16 * jax.nn.sigmoid(logits)
 
 

@@ -18,6 +18,7 @@ from pe_jax.config_fields import stddev_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.fox import project
 from pe_jax.encodings.terms import PathProduct, State
+from pe_jax.numerics.products import einsum
 
 EPSILON = 1e-6  # of the squared length of w
 
@@ -46,10 +47,7 @@ class PaTH(Encoding):
 
 def maps(arrays: dict, x: jax.Array, _) -> jax.Array:
     """β_t w_t ‖ w_t: float32 [*B, T, H, 2E] for x [*B, T, D]."""
-    exact = jax.lax.Precision.HIGHEST
-    w = jnp.einsum(
-        "...td,dhe->...the", x.astype(jnp.float32), arrays["directions"], precision=exact
-    )
+    w = einsum("...td,dhe->...the", x.astype(jnp.float32), arrays["directions"])
     w = w * jax.lax.rsqrt((w**2).sum(-1, keepdims=True) + EPSILON)
     strength = 2 * jax.nn.sigmoid(project(x, arrays["weight"], arrays["bias"]))
     return jnp.concatenate([strength[..., None] * w, w], axis=-1)

@@ -24,6 +24,7 @@ from pe_jax.encodings.rope import turn, waves
 from pe_jax.encodings.terms import Rotation, State
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.products import matmul
 from pe_jax.validation import is_int, require
 
 
@@ -41,9 +42,9 @@ def places(x: jax.Array, gate: jax.Array, content: jax.Array, final: jax.Array) 
     """
     for name, array in {"gate": gate, "content": content, "final": final}.items():
         angles.require_exact(name, array)
-    x, exact = x.astype(jnp.float32), jax.lax.Precision.HIGHEST
-    opening = jax.nn.silu(jnp.matmul(x, gate, precision=exact))
-    return jnp.matmul(opening * jnp.matmul(x, content, precision=exact), final, precision=exact)
+    x = x.astype(jnp.float32)
+    opening = jax.nn.silu(matmul(x, gate))
+    return matmul(opening * matmul(x, content), final)
 
 
 @dataclasses.dataclass(frozen=True)

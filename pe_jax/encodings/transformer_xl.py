@@ -16,6 +16,7 @@ from pe_jax.config_fields import above_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.sinusoidal import sinusoid
 from pe_jax.encodings.terms import QueryBias, RelativeKeys
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import require
 
 
@@ -27,7 +28,7 @@ def relative_keys(w_r: jax.Array, distance, base: float = 1e4) -> jax.Array:
     """
     r = sinusoid(distance, w_r.shape[1], base, "concatenated")
     # Full precision: sines of fast channels lose all meaning in bfloat16 or TF32.
-    return jnp.einsum("...d,hde->h...e", r, w_r, precision=jax.lax.Precision.HIGHEST)
+    return einsum("...d,hde->h...e", r, w_r)
 
 
 @dataclasses.dataclass(frozen=True)

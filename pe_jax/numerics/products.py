@@ -13,6 +13,10 @@ import jax.numpy as jnp
 
 from pe_jax.numerics.arrays import repeat_heads
 
+# Of float32 as it is: by default GPUs and TPUs round the factors, to TF32 or bfloat16.
+einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
 
 def _einsum(form: str, *operands: jax.Array) -> jax.Array:
     return jnp.einsum(form, *operands, preferred_element_type=jnp.float32)

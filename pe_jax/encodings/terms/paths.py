@@ -14,14 +14,13 @@ from pe_jax.encodings.terms.term import ProductTerm, RowTerm, Side, State, Token
 from pe_jax.numerics import products
 from pe_jax.numerics.arrays import align, repeat_heads, write_rows
 from pe_jax.numerics.linear_algebra import inverse_unit_lower, solve_unit_lower
+from pe_jax.numerics.products import einsum, matmul
 from pe_jax.validation import require
 
 CHUNK = 64  # tokens whose maps are multiplied by the UT transform; longer runs by doubling,
 # and in a cache in turn
 
 
-einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 multiply = functools.partial(products.multiply, jnp.float32)
 
 

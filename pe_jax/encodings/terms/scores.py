@@ -26,6 +26,7 @@ from pe_jax.encodings.terms.term import (
     static,
 )
 from pe_jax.numerics.arrays import repeat_heads, varying_like
+from pe_jax.numerics.products import einsum
 from pe_jax.numerics.running_sums import between, exactly, pieces
 from pe_jax.validation import require
 
@@ -70,14 +71,13 @@ def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -
 
     start = jnp.zeros((*q.shape[:3], k.shape[2]), jnp.float32)
     per_row, per_column = (jnp.ones(n, jnp.float32) for n in start.shape[2:])
-    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
     @jax.checkpoint
     def add(total, channel):
         # Products with ones, not broadcasts: so the gradients of the six are products too, where
         # each would have a loop that computes the exponential again.
-        rows = (product("bhr,c->bhrc", x, per_column) for x in channel[:3])
-        columns = (product("bhc,r->bhrc", x, per_row) for x in channel[3:])
+        rows = (einsum("bhr,c->bhrc", x, per_column) for x in channel[:3])
+        columns = (einsum("bhc,r->bhrc", x, per_row) for x in channel[3:])
         return total + fade(*rows, *columns), None
 
     channels = [jnp.moveaxis(x, -1, 0) for x in (*rows, *columns)]
@@ -94,8 +94,7 @@ def _faded_before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.A
     first = [x[..., :1, :] for x in rows]
     fade_q, fade_k = (jnp.exp(-between(x, first)) for x in (rows, columns))
     keys, queries = k.astype(jnp.float32) * fade_k, q.astype(jnp.float32) * fade_q
-    exact = jax.lax.Precision.HIGHEST
-    return jnp.einsum("bhre,bhce->bhrc", queries, keys, precision=exact)
+    return einsum("bhre,bhce->bhrc", queries, keys)
 
 
 def fade(q, q_sum, q_rest, k, k_sum, k_rest) -> jax.Array:
@@ -125,9 +124,8 @@ class PhaseProduct(ProductTerm):
 def _of_key_heads(shape: tuple[int, ...], q: jax.Array, k: jax.Array) -> jax.Array:
     """q·k of queries [B, H, T, E] and keys [B, K, S, E], each read once: float32 [B, H, T, S]."""
     rows = q.reshape(shape[0], k.shape[1], -1, q.shape[-1])
-    exact = jax.lax.Precision.HIGHEST
-    how = {"precision": exact, "preferred_element_type": jnp.float32}
-    return jnp.einsum("bkre,bkse->bkrs", rows, k, **how).reshape(*shape, k.shape[2])
+    products = einsum("bkre,bkse->bkrs", rows, k, preferred_element_type=jnp.float32)
+    return products.reshape(*shape, k.shape[2])
 
 
 @kind
@@ -253,8 +251,7 @@ class TokenProduct(ScoreTerm):
 
     def scores(self, q, k, states):
         rows, columns = halves(self.state, states)
-        exact = jax.lax.Precision.HIGHEST
-        return jnp.einsum("...tc,...sc->...ts", rows, columns, precision=exact)
+        return einsum("...tc,...sc->...ts", rows, columns)
 
 
 @kind
