@@ -282,6 +282,13 @@ class Shareable(Encoding):
         return params.shared if self.shared else params.layer
 
 
+def normal(key: jax.Array, stddev: float, **shapes: tuple[int, ...]) -> dict[str, jax.Array]:
+    """Float32 arrays of these shapes by name, each drawn from its own key around 0."""
+    keys = jax.random.split(key, len(shapes))
+    each = zip(shapes.items(), keys, strict=True)
+    return {name: stddev * jax.random.normal(k, shape, "float32") for (name, shape), k in each}
+
+
 def require_dims(dims: Any) -> None:
     """Raises TypeError unless `dims` is a `Dims`."""
     if not isinstance(dims, Dims):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.config_fields import stddev_field
-from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.base import Claims, Encoding, normal
 from pe_jax.encodings.fox import project
 from pe_jax.encodings.terms import PathProduct, State
 from pe_jax.numerics.products import einsum
@@ -33,13 +33,9 @@ class PaTH(Encoding):
 
     def init_layer(self, key, dims):
         """Directions [D, H, E]; for β a weight [D, H] and a bias [H] of zeros, so that β ≈ 1."""
-        keys, shape = jax.random.split(key), (dims.width, dims.heads)
-        normal = (
-            self.stddev * jax.random.normal(k, s, jnp.float32)
-            for k, s in zip(keys, ((*shape, dims.head_dim), shape), strict=True)
-        )
-        names = ("directions", "weight", "bias")
-        return dict(zip(names, (*normal, jnp.zeros(dims.heads, jnp.float32)), strict=True))
+        shape, bias = (dims.width, dims.heads), jnp.zeros(dims.heads, jnp.float32)
+        drawn = normal(key, self.stddev, directions=(*shape, dims.head_dim), weight=shape)
+        return drawn | {"bias": bias}
 
     def terms(self, params, dims):
         return (PathProduct(State(maps, params.layer, width=2 * dims.head_dim)),)

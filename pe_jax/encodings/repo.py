@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.config_fields import above_field, checked, stddev_field
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Encoding, normal
 from pe_jax.encodings.rope import turn, waves
 from pe_jax.encodings.terms import Rotation, State
 from pe_jax.numerics import angles
@@ -68,12 +68,8 @@ class RePo(Encoding):
     def init_layer(self, key, dims):
         """`gate` and `content` [D, C], `final` [C, K]: keep them float32."""
         hidden = self.hidden or max(1, dims.width // 8)
-        shapes = {"gate": (dims.width, hidden), "content": (dims.width, hidden)}
-        shapes["final"] = (hidden, dims.kv_heads)
-        return {
-            name: self.stddev * jax.random.normal(subkey, shape, jnp.float32)
-            for subkey, (name, shape) in zip(jax.random.split(key, 3), shapes.items(), strict=True)
-        }
+        into, final = (dims.width, hidden), (hidden, dims.kv_heads)
+        return normal(key, self.stddev, gate=into, content=into, final=final)
 
     def terms(self, params, dims):
         state = State(Places(dims.heads), params.layer, width=1)
