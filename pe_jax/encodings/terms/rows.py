@@ -12,13 +12,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms.term import (
-    RowTerm,
-    State,
-    halves,
-    kind,
-    static,
-)
+from pe_jax.encodings.terms.term import RowTerm, State, halves, kind, static
 from pe_jax.numerics.arrays import varying_like
 from pe_jax.numerics.products import einsum, matmul
 
