@@ -9,7 +9,6 @@ where it lies. Memory is 24 bytes per document, and one row group of a Parquet f
 import csv
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import mmap
@@ -139,12 +138,6 @@ def read(path: Path, options: Options) -> Rows:
 def is_table(path: Path) -> bool:
     """Whether a file has rows, by its suffix."""
     return path.suffix.lower() in FORMATS
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file of any size."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def separator(counts: Mapping[str, int]) -> str:
