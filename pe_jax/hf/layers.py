@@ -166,6 +166,16 @@ class LayerEncoding(PlainFields):
 ENCODER: dict[str, Any] = {"causal": False, "stack": "encoder"}
 
 
+def one_way(causal: bool) -> dict[str, Any]:
+    """The fields of a decoder's layer, or of an encoder's."""
+    return {"causal": causal, "stack": "decoder"} if causal else ENCODER
+
+
+def alike(keys: Any, encoding: Encoding, **fields: Any) -> list[LayerEncoding]:
+    """As many layers as the `keys.Keys` say, all with this encoding and heads of their width."""
+    return [LayerEncoding(encoding, keys.head_dim(), **fields)] * keys.layers()
+
+
 class Family:
     """Reads the configs of a class of models.
 
