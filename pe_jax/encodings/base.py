@@ -122,9 +122,12 @@ class Encoding(PlainFields):
     """No positional encoding: a causal mask alone (arXiv 2305.19466). Base class of all schemes."""
 
     claims: ClassVar[Claims] = Claims()
+    multiples: ClassVar[tuple[tuple[str, int, str], ...]] = ()  # (a size, its divisor, the fix)
 
     def check(self, dims: Dims) -> None:
         """Raises ValueError if the scheme does not support these sizes."""
+        for name, divisor, fix in self.multiples:
+            require((size := getattr(dims, name)) % divisor == 0, name, size, fix)
 
     def layer_dims(self, dims: Dims) -> Dims:
         """The sizes of a layer with this scheme, in a Transformer of these sizes."""

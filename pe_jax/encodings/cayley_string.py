@@ -86,10 +86,7 @@ class CayleyString(OnAxes):
     base: float = above_field(100.0, 1)
     layout: str = one_of_field("interleaved", rope.LAYOUTS)
 
-    def check(self, dims):
-        """The head width must be even."""
-        fix = "rotations turn pairs: use an even head width"
-        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+    multiples = (("head_dim", 2, "rotations turn pairs: use an even head width"),)
 
     def init_layer(self, key, dims):
         """`skew` [E, E], zeros, and `frequencies` [A, E/2]: keep them float32."""

@@ -99,11 +99,7 @@ class FoPE(Encoding):
     learned: bool = flag_field(False)
 
     claims = Claims(real_positions=True, absolute_rotation=True)
-
-    def check(self, dims):
-        """The head width must be even."""
-        fix = "FoPE multiplies pairs: use an even head width"
-        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+    multiples = (("head_dim", 2, "FoPE multiplies pairs: use an even head width"),)
 
     def init_layer(self, key, dims):
         """Coefficients `cosines` and `sines` [K, F, F], of frequencies and of pairs."""

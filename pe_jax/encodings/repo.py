@@ -25,7 +25,7 @@ from pe_jax.encodings.terms import Rotation, State
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.products import matmul
-from pe_jax.validation import is_int, require
+from pe_jax.validation import is_int
 
 
 def places(x: jax.Array, gate: jax.Array, content: jax.Array, final: jax.Array) -> jax.Array:
@@ -60,10 +60,7 @@ class RePo(Encoding):
     )
     stddev: float = stddev_field()
 
-    def check(self, dims):
-        """The head width must be even."""
-        fix = "it rotates pairs: use an even head width"
-        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+    multiples = (("head_dim", 2, "it rotates pairs: use an even head width"),)
 
     def init_layer(self, key, dims):
         """`gate` and `content` [D, C], `final` [C, K]: keep them float32."""

@@ -93,8 +93,7 @@ class SelectiveRoPE(Encoding):
 
     def check(self, dims):
         """The head width must be even, and key heads must divide the model width."""
-        fix = "it rotates pairs: use an even head width"
-        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+        super().check(dims)
         fix = f"each of {dims.kv_heads} key heads has a slice of it: pass a multiple"
         require(dims.width % dims.kv_heads == 0, "width", dims.width, fix)
 

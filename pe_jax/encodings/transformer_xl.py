@@ -17,7 +17,6 @@ from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.sinusoidal import sinusoid
 from pe_jax.encodings.terms import QueryBias, RelativeKeys
 from pe_jax.numerics.products import einsum
-from pe_jax.validation import require
 
 
 def relative_keys(w_r: jax.Array, distance, base: float = 1e4) -> jax.Array:
@@ -38,10 +37,7 @@ class TransformerXL(Encoding):
     base: float = above_field(1e4, 1)
 
     claims = Claims(real_positions=True)
-
-    def check(self, dims):
-        """The model width must be even."""
-        require(dims.width % 2 == 0, "width", dims.width, "transformer_xl needs an even width")
+    multiples = (("width", 2, "transformer_xl needs an even width"),)
 
     def init_layer(self, key, dims):
         """u, v [H, E], zero at first; W_R [H, D, E]."""
