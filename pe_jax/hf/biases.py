@@ -12,7 +12,7 @@ from pe_jax.encodings.layoutlmv3 import LayoutLMv3
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.shaw import Shaw
-from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.sums import Sum, sum_of
 from pe_jax.encodings.transformer_xl import TransformerXL
 from pe_jax.encodings.wavlm import WavLM
 from pe_jax.hf.keys import LENGTHS, Keys
@@ -84,8 +84,7 @@ class DeBERTaFamily(Family):
         )
         # the scale counts the terms in pos_att_type, even without relative_attention
         scale = ((1 + len(products)) * head_dim) ** -0.5 if products and not relative else None
-        encoding = parts[0] if len(parts) == 1 else Sum(tuple(parts)) if parts else Encoding()
-        return alike(keys, encoding, scale=scale, extras=extras, **ENCODER)
+        return alike(keys, sum_of(parts), scale=scale, extras=extras, **ENCODER)
 
     def _products(self, keys: Keys) -> tuple[str, ...]:
         value = keys.get("pos_att_type", default=())

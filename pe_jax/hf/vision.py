@@ -10,7 +10,7 @@ from pe_jax.encodings.learned_grid import LearnedGrid
 from pe_jax.encodings.rope_2d import RoPE2D
 from pe_jax.encodings.rope_nd import RoPEND
 from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
-from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.sums import sum_of
 from pe_jax.encodings.swin import Swin
 from pe_jax.hf.keys import LAYERS, Keys
 from pe_jax.hf.layers import ENCODER, Extras, Family, LayerEncoding, alike
@@ -173,9 +173,8 @@ class BEiT(Family):
             "use_shared_relative_position_bias": Swin(*sides, class_token=True, shared=True),
             "use_relative_position_bias": Swin(*sides, class_token=True),
         }
-        schemes = tuple(encoding for name, encoding in switches.items() if keys.flag(name))
-        encoding = schemes[0] if len(schemes) == 1 else Sum(schemes) if schemes else Encoding()
-        return alike(keys, encoding, **ENCODER)
+        schemes = [encoding for name, encoding in switches.items() if keys.flag(name)]
+        return alike(keys, sum_of(schemes), **ENCODER)
 
 
 @dataclasses.dataclass(frozen=True)
