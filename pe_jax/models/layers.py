@@ -21,7 +21,7 @@ from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted
 from pe_jax.engines.tiled.sizes import alone, devices
 from pe_jax.models.config import DTYPES, ModelConfig
-from pe_jax.numerics.arrays import align
+from pe_jax.numerics.arrays import align, pick
 from pe_jax.validation import ConfigError
 
 
@@ -259,11 +259,6 @@ class Recurrence(Attention):
 def unit(x):
     """Vectors of length 1, as in flash-linear-attention: zeros stay zeros."""
     return x * jax.lax.rsqrt((x**2).sum(-1, keepdims=True) + 1e-6)
-
-
-def pick(x, index):
-    """Rows x[b, index[b]] of each row b of the batch: [B, n, …] for x [B, T, …], index [B, n]."""
-    return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
 
 
 class MLP(nnx.Module):

@@ -110,6 +110,11 @@ def take(
     return table.at[(*[slice(None)] * axis, index)].get(mode=mode, out_sharding=spec)
 
 
+def pick(x: jax.Array, index: jax.Array) -> jax.Array:
+    """x[b, index[b]] of each row b of a batch: [B, n, …] for x [B, T, …] and index [B, n]."""
+    return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
+
+
 def explicit_axes() -> bool:
     """Whether the mesh in force has Explicit axes."""
     return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types

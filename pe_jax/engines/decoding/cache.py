@@ -44,6 +44,7 @@ from pe_jax.engines.decoding.storage import (
 from pe_jax.engines.sharded import axes
 from pe_jax.engines.sharded.axes import step_under_auto_axes
 from pe_jax.engines.sharded.layout import CONTIGUOUS
+from pe_jax.numerics.arrays import pick
 from pe_jax.numerics.position_arrays import check_exact, concrete
 from pe_jax.validation import is_int, python_ints, refuse, require
 
@@ -450,8 +451,7 @@ def _sum_of_tokens(term: Any, x, positions, before, new: Indices) -> jax.Array:
     order = jnp.argsort(~is_token, axis=1, stable=True)
 
     def tokens_first(y):
-        y = jnp.broadcast_to(y, (len(is_token), *y.shape[1:]))
-        return jnp.take_along_axis(y, order.reshape(*order.shape, *(1,) * (y.ndim - 2)), 1)
+        return pick(jnp.broadcast_to(y, (len(is_token), *y.shape[1:])), order)
 
     sums = term.state(tokens_first(x), tokens_first(positions), before)
     count = jnp.cumsum(is_token, axis=1)[:, :, None, None]
