@@ -19,6 +19,7 @@ import numpy as np
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.terms import Mask, Tokens
 from pe_jax.numerics.position_arrays import as_positions, concrete
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_int, require
 
 QUERIES = 32  # whose scores an indexer holds at a time
@@ -152,13 +153,12 @@ def best_keys(
         q = rope.rotate(None, q, at[..., keys - queries :])
         k = rope.rotate(None, k[:, :, None], at)[:, :, 0]
     ids = jnp.zeros((1, keys), jnp.int32) if segments is None else as_positions(segments)
-    exact = functools.partial(
-        jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
-    )
+    in_float32 = functools.partial(einsum, preferred_element_type=jnp.float32)
 
     def of_query(query):  # [B, H, E], [B, H], [], [B or 1] → [B, n]
         q, weights, at, own = query
-        scores = exact("bh,bhs->bs", weights, jax.nn.relu(exact("bhe,bse->bhs", q, k)))
+        scores = jax.nn.relu(in_float32("bhe,bse->bhs", q, k))
+        scores = in_float32("bh,bhs->bs", weights, scores)
         visible = (index[None] <= at) & (ids == own[:, None]) & (ids >= 0)
         best, chosen = jax.lax.top_k(jnp.where(visible, scores, -jnp.inf), min(count, keys))
         return jnp.sort(jnp.where(best > -jnp.inf, chosen, NONE), axis=-1)

@@ -236,8 +236,6 @@ def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
                 f" {encoding.claims.axes}: {settable}bipe needs bilevel(separators=…), images"
                 " configs/images.py"
             )
-        if scheme.real and not encoding.claims.real_positions:
-            raise ConfigError(
-                f"positions={spec!r}: gives float32, {name} takes integers; use another encoding"
-            )
+        fix = f"gives float32, {name} takes integers; use another encoding"
+        require(encoding.claims.real_positions or not scheme.real, "positions", spec, fix)
     return scheme

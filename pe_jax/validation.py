@@ -49,6 +49,11 @@ def is_real(value: Any) -> bool:
     return number and abs(value) <= sys.float_info.max  # also for an integer too large to convert
 
 
+def divisors(number: int) -> list[int]:
+    """All numbers that divide this one, ascending."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
 def plain(value: Any) -> Any:
     """Sequences as tuples, NumPy's numbers and arrays as Python's: hashable and serialisable."""
     if isinstance(value, np.generic | np.ndarray):

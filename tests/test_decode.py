@@ -119,8 +119,8 @@ def test_a_cache_holds_what_the_terms_need(case):
     assert empty.beyond is None or empty.beyond.shape == (B, H, S)
     for term, state, table in zip(terms(case, Term), empty.states, empty.tables, strict=True):
         if isinstance(term, PathProduct):
-            keys, maps, length = empty.mapped
-            assert state is None and keys.shape == (B, H, S, E) and length.shape == (B,)
+            keys, maps, length = state
+            assert keys.shape == (B, H, S, E) and length.shape == (B,)
             assert maps.shape == (B, H, S, 2 * E) and keys.dtype == maps.dtype == jnp.float32
         elif isinstance(term, TokenBias | ChannelDecay):
             assert state.shape == (B, H, S, term.state.width) and state.dtype == jnp.float32

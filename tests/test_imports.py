@@ -20,6 +20,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
             "pe_jax.naive",
             "pe_jax.masks",
             "pe_jax.graphs",
+            "pe_jax.image_positions",
             "pe_jax.hf",
         ),
         ("jax", "numpy"),

@@ -185,12 +185,13 @@ def test_a_slice_that_cannot_be_names_the_fix(name):
 
 def test_caches_are_divided_as_batch_and_heads_are():
     mesh = sharding.make_mesh(MeshConfig(data=2, model=2), jax.devices()[:4])
-    built, _ = tiny.build(tiny.config("deberta+rope,fox"))
+    built, _ = tiny.build(tiny.config("deberta+rope,fox,path", layers=3))
     cache = jax.eval_shape(lambda: built.init_cache(4, 600))
     specs = jax.tree.map(lambda s: s.spec, sharding.cache_shardings(cache, mesh))
     P = jax.sharding.PartitionSpec
     rows = P(("data", "fsdp"), "model")
     assert {specs[0].k, specs[0].v, specs[0].k_raw, *specs[1].states} == {rows}
+    assert specs[2].states[0] == (rows, rows, P(("data", "fsdp")))
     assert specs[0].positions == P(("data", "fsdp")) and specs[0].length == P()
     built, _ = tiny.build(tiny.config("gated_delta,rope"))
     state, inputs, segment = (

@@ -25,10 +25,10 @@ import pe_jax
 from pe_jax import hf
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.sink import SinkLogit
+from pe_jax.encodings.sums import parts_of
 from pe_jax.encodings.terms import Rotation
 from pe_jax.engines.mask import allowed
 from pe_jax.hf.families import MLA, NEAREST
-from pe_jax.hf.layers import parts
 
 LENGTH, TOLERANCE = 23, 2e-5
 NORMS = ("q_norm", "q_layernorm", "query_layernorm", "qk_norm", "q_b_norm")
@@ -211,7 +211,7 @@ def rotated(
     params = encoding.init(jax.random.key(0), dims)
     x = jnp.asarray(x.transpose(0, 2, 1, 3))
     if layer.rotary_last:
-        rope: Any = parts(encoding)[0]  # the second may be a sink
+        rope: Any = parts_of(encoding)[0]  # the second may be a sink
         rotary = rope.rotary_dim(width)
         first, rest = x[..., -rotary:], x[..., :-rotary]
         if sort and rope.layout == "interleaved":
@@ -280,7 +280,7 @@ def _layers_differ(layer: hf.LayerEncoding, call: tuple, still: tuple, sort: boo
         "the mask": not np.array_equal(~hidden, seen(layer)),
         f"cap {layer.logit_cap}": (options.get("softcap") or None) != layer.logit_cap,
         "sinks": (options.get("s_aux") is not None)
-        != any(isinstance(part, SinkLogit) and not part.from_input for part in parts(encoding)),
+        != any(isinstance(part, SinkLogit) and not part.from_input for part in parts_of(encoding)),
         "norms of q and k": any(hasattr(module, n) for n in NORMS) != layer.extras.qk_norm,
     }
     return ", ".join(name for name, wrong in checks.items() if wrong)

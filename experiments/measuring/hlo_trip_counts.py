@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import masks
-from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Tokens, sums_rows
 from pe_jax.encodings.windowed import Windowed, attention_layers
 from pe_jax.engines.attention_spec import AttentionSpec
@@ -41,7 +40,7 @@ def tiles(
     Tiles that a decaying bias skips depend on the data: they are counted.
     """
     layers = [model.windows[n] for n in attention_layers(model.windows)]
-    tiled = [x for x in layers if not sums_rows(abstract_terms(x, x.layer_dims(model.dims)))]
+    tiled = [x for x in layers if not sums_rows(model.terms_of(x))]
     layer_tiles = [_of_layer(layer, model, batch, length, layout, devices) for layer in tiled]
     if not layer_tiles:
         return Tiles()
@@ -74,7 +73,7 @@ def _of_layer(
     keys = dims.kv_heads // split.heads, run
     plan = make_plan(
         spec,
-        abstract_terms(layer, dims) + chunks,
+        model.terms_of(layer) + chunks,
         queries,
         keys,
         devices=1 if on_ring else devices,

@@ -122,9 +122,12 @@ class Encoding(PlainFields):
     """No positional encoding: a causal mask alone (arXiv 2305.19466). Base class of all schemes."""
 
     claims: ClassVar[Claims] = Claims()
+    multiples: ClassVar[tuple[tuple[str, int, str], ...]] = ()  # (a size, its divisor, the fix)
 
     def check(self, dims: Dims) -> None:
         """Raises ValueError if the scheme does not support these sizes."""
+        for name, divisor, fix in self.multiples:
+            require((size := getattr(dims, name)) % divisor == 0, name, size, fix)
 
     def layer_dims(self, dims: Dims) -> Dims:
         """The sizes of a layer with this scheme, in a Transformer of these sizes."""
@@ -280,6 +283,13 @@ class Shareable(Encoding):
     def arrays(self, params: Params) -> Any:
         """What `_init` made."""
         return params.shared if self.shared else params.layer
+
+
+def normal(key: jax.Array, stddev: float, **shapes: tuple[int, ...]) -> dict[str, jax.Array]:
+    """Float32 arrays of these shapes by name, each drawn from its own key around 0."""
+    keys = jax.random.split(key, len(shapes))
+    each = zip(shapes.items(), keys, strict=True)
+    return {name: stddev * jax.random.normal(k, shape, "float32") for (name, shape), k in each}
 
 
 def require_dims(dims: Any) -> None:

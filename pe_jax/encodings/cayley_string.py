@@ -24,6 +24,7 @@ from pe_jax.encodings.base import OnAxes
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import require_array
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import require
 
 
@@ -70,8 +71,7 @@ def rotate(
     matrix = basis(skew)
     fits = len(matrix) == x.shape[-1]
     require(fits, "skew.shape", skew.shape, f"x has {x.shape[-1]} channels per head")
-    exact = jax.lax.Precision.HIGHEST
-    mapped = jnp.einsum("ij,...j->...i", matrix, x.astype(jnp.float32), precision=exact)
+    mapped = einsum("ij,...j->...i", matrix, x.astype(jnp.float32))
     return rope_mixed.rotate(mapped, positions, frequencies[:, None], layout).astype(x.dtype)
 
 
@@ -86,10 +86,7 @@ class CayleyString(OnAxes):
     base: float = above_field(100.0, 1)
     layout: str = one_of_field("interleaved", rope.LAYOUTS)
 
-    def check(self, dims):
-        """The head width must be even."""
-        fix = "rotations turn pairs: use an even head width"
-        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+    multiples = (("head_dim", 2, "rotations turn pairs: use an even head width"),)
 
     def init_layer(self, key, dims):
         """`skew` [E, E], zeros, and `frequencies` [A, E/2]: keep them float32."""

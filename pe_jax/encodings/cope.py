@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RowSum
+from pe_jax.numerics.products import einsum
 
 
 def interpolate(values: jax.Array, indices: jax.Array) -> jax.Array:
@@ -55,5 +56,4 @@ class CoPE(Encoding):
 
 def products(vectors: jax.Array, q: jax.Array) -> jax.Array:
     """Each query's products with all vectors [1, P, E]: [B, H, T, P] for q [B, H, T, E]."""
-    exact = jax.lax.Precision.HIGHEST
-    return jnp.einsum("bhte,pe->bhtp", q, vectors[0], precision=exact)
+    return einsum("bhte,pe->bhtp", q, vectors[0])

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.config_fields import int_field, stddev_field
-from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.base import Claims, Encoding, normal
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions, check_axes
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import python_ints
 
 
@@ -53,8 +54,7 @@ def bias(distance, window: tuple[int, ...], w1, b1, w2) -> jax.Array:
     # few products: a matmul, which TF32 would round, is no faster
     row = x[..., :1]  # its last axis is that of the hidden units
     hidden = sum(x[..., a, None] * align(w1[a], row) for a in range(len(window))) + align(b1, row)
-    precise = jax.lax.Precision.HIGHEST
-    logits = jnp.einsum("...n,nh->h...", jax.nn.relu(hidden), w2, precision=precise)
+    logits = einsum("...n,nh->h...", jax.nn.relu(hidden), w2)
     return 16 * jax.nn.sigmoid(logits)
 
 
@@ -75,13 +75,8 @@ class CPB(Encoding):
 
     def init_layer(self, key, dims):
         """w1 [2, N], b1 [N], w2 [N, H]."""
-        first, second = jax.random.split(key)
-        draw = lambda key, *shape: self.stddev * jax.random.normal(key, shape, jnp.float32)  # noqa: E731
-        return {
-            "w1": draw(first, 2, self.hidden),
-            "b1": jnp.zeros(self.hidden, jnp.float32),
-            "w2": draw(second, self.hidden, dims.heads),
-        }
+        weights = normal(key, self.stddev, w1=(2, self.hidden), w2=(self.hidden, dims.heads))
+        return weights | {"b1": jnp.zeros(self.hidden, jnp.float32)}
 
     def terms(self, params, dims):
         return (DistanceBias(self.bias, params.layer),)

@@ -22,6 +22,7 @@ from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_int, require
 
 
@@ -47,11 +48,10 @@ def bias(
     if log_distance:
         x = jnp.sign(x) * jnp.log1p(jnp.abs(x))
     x = jax.nn.silu(x * align(w_in, x) + align(b_in, x))
-    exact = jax.lax.Precision.HIGHEST
     for w, b in zip(w_hidden, b_hidden, strict=True):
-        x = jnp.einsum("...n,nm->...m", x, w, precision=exact)
+        x = einsum("...n,nm->...m", x, w)
         x = jax.nn.silu(x + align(b, x))
-    out = jnp.einsum("...n,nh->...h", x, w_out, precision=exact)
+    out = einsum("...n,nh->...h", x, w_out)
     return jnp.moveaxis(out + align(b_out, out), -1, 0)
 
 

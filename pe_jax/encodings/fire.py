@@ -21,6 +21,7 @@ from pe_jax.config_fields import checked, flag_field, int_field
 from pe_jax.encodings.base import Claims, Shareable
 from pe_jax.encodings.terms import PairBias
 from pe_jax.numerics.position_arrays import as_positions
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_real
 
 EPSILON = 1e-6
@@ -94,17 +95,16 @@ def network(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.A
     on, bent = on_at.all(1), on_at[:, 0] != on_at[:, 1]
     order = jnp.argsort(~bent, stable=True)
     counts = [n for n in (0, 4, 12) if n < units] + [units]
-    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
     def pieces(count: int, x, w1, b1, w2, b2):
         """With the first units of the order evaluated, and the others on or off for all x."""
         first = order[:count]
         linear = jnp.where(on.at[first].set(False)[None], jnp.stack([w1, b1]), 0)
-        slope, constant = product("nm,mh->nh", linear, w2)
+        slope, constant = einsum("nm,mh->nh", linear, w2)
         out = jnp.outer(slope, x) + (constant + b2)[:, None]
         if count:
             hidden = jax.nn.relu(jnp.outer(w1[first], x) + b1[first, None])
-            out = out + product("mh,mn->hn", w2[first], hidden)
+            out = out + einsum("mh,mn->hn", w2[first], hidden)
         return out
 
     branches = [jax.checkpoint(functools.partial(pieces, count)) for count in counts]

@@ -28,6 +28,7 @@ from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import require_array
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_int, is_real, python_ints, require
 
 
@@ -77,8 +78,7 @@ def rotate(
     angle = angles.angles(positions, frequencies)
     waves = []
     for wave, series, still in ((jnp.cos, cosines, 1), (jnp.sin, sines, 0)):
-        exact = jax.lax.Precision.HIGHEST
-        mixed = jnp.einsum("...tf,kfj->...tkj", wave(angle), series, precision=exact)
+        mixed = einsum("...tf,kfj->...tkj", wave(angle), series)
         pad = [(0, 0)] * (mixed.ndim - 1) + [(0, dim // 2 - count)]
         mixed = jnp.pad(mixed, pad, constant_values=still)
         waves.append(jnp.repeat(mixed, heads // mixed.shape[-2], axis=-2))
@@ -99,11 +99,7 @@ class FoPE(Encoding):
     learned: bool = flag_field(False)
 
     claims = Claims(real_positions=True, absolute_rotation=True)
-
-    def check(self, dims):
-        """The head width must be even."""
-        fix = "FoPE multiplies pairs: use an even head width"
-        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+    multiples = (("head_dim", 2, "FoPE multiplies pairs: use an even head width"),)
 
     def init_layer(self, key, dims):
         """Coefficients `cosines` and `sines` [K, F, F], of frequencies and of pairs."""

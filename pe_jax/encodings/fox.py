@@ -18,12 +18,12 @@ from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import State, TokenBias
 from pe_jax.numerics import running_sums
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.products import matmul
 
 
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
     """w_h·x_t + b_h in float32: [*B, T, H] for x [*B, T, D], weight [D, H] and bias [H]."""
-    exact = jax.lax.Precision.HIGHEST
-    product = jnp.matmul(x.astype(jnp.float32), weight, precision=exact)
+    product = matmul(x.astype(jnp.float32), weight)
     return product + align(bias, product)
 
 

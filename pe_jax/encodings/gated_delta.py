@@ -12,7 +12,6 @@ B batch, T tokens, H heads, E width of q and k, F width of v, C channels, N chun
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Recurrent
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.linear_algebra import inverse_unit_lower
+from pe_jax.numerics.products import einsum
 
 CHUNK = 64  # tokens whose pairs are computed; a state passes from one chunk to the next
 
@@ -61,7 +61,6 @@ def delta_rule(
     batch, length, heads, width = q.shape
     size = min(CHUNK, 1 << (length - 1).bit_length())
     padding = -length % size
-    dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
     def chunks(x: jax.Array, mode: str = "constant") -> jax.Array:
         """[B, T, H, …] → [N, B, H, L, …]."""
@@ -81,17 +80,18 @@ def delta_rule(
     decay = jnp.exp(jnp.where(pairs, total[..., None] - total[..., None, :], -jnp.inf))
 
     rates, queries = chunks(beta)[..., None], width**-0.5 * chunks(q)
-    system = rates * dot("...le,...me->...lm", keys, keys) * decay
+    system = rates * einsum("...le,...me->...lm", keys, keys) * decay
     inverse = inverse_unit_lower(jnp.tril(system, -1))
-    learned = dot("...lm,...mf->...lf", inverse, rates * chunks(v))
-    dropped = dot("...lm,...me->...le", inverse, rates * from_state[..., None] * keys)
-    weights = dot("...le,...me->...lm", queries, keys) * decay
+    learned = einsum("...lm,...mf->...lf", inverse, rates * chunks(v))
+    dropped = einsum("...lm,...me->...le", inverse, rates * from_state[..., None] * keys)
+    weights = einsum("...le,...me->...lm", queries, keys) * decay
 
     def step(state, chunk):
         learned, dropped, weights, queries, keys, kept = chunk
-        new = learned - dot("...le,...ef->...lf", dropped, state)
-        out = dot("...le,...ef->...lf", queries, state) + dot("...lm,...mf->...lf", weights, new)
-        return kept[..., None] * state + dot("...le,...lf->...ef", keys, new), out
+        new = learned - einsum("...le,...ef->...lf", dropped, state)
+        out = einsum("...le,...ef->...lf", queries, state)
+        out += einsum("...lm,...mf->...lf", weights, new)
+        return kept[..., None] * state + einsum("...le,...lf->...ef", keys, new), out
 
     if state is None:
         state = jnp.zeros((batch, heads, width, v.shape[-1]), jnp.float32)

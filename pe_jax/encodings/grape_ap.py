@@ -19,6 +19,7 @@ from pe_jax.config_fields import above_field, checked, stddev_field
 from pe_jax.encodings import alibi, rope
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RowSum, State
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_int
 
 EPSILON = float(jnp.finfo(jnp.float32).eps)  # of the mean square, as `torch.nn.functional.rms_norm`
@@ -58,8 +59,7 @@ class GRAPEAP(Encoding):
 
 def factors(weight: jax.Array, x: jax.Array, positions: jax.Array) -> jax.Array:
     """[p_t / C ‖ R(t) p̂_t]: float32 [*B, T, H, 2C] for x [*B, T, D]."""
-    exact = jax.lax.Precision.HIGHEST
-    p = jnp.einsum("...td,dhc->...thc", x.astype(jnp.float32), weight, precision=exact)
+    p = einsum("...td,dhc->...thc", x.astype(jnp.float32), weight)
     return jnp.concatenate([p / p.shape[-1], turn(p, positions)], axis=-1)
 
 

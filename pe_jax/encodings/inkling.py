@@ -23,6 +23,7 @@ from pe_jax.config_fields import checked, int_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import RelativeState, Rotation, State
 from pe_jax.numerics.arrays import align, take
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_int, is_real, require
 
 
@@ -104,8 +105,7 @@ class Inkling(Encoding):
 
     def mix(self, weight, x, positions):
         """τ·r [*B, T, H, C]."""
-        exact = jax.lax.Precision.HIGHEST
-        r = jnp.einsum("...d,dhc->...hc", x.astype(jnp.float32), weight, precision=exact)
+        r = einsum("...d,dhc->...hc", x.astype(jnp.float32), weight)
         return self.sharpen(clip_norm(r, self.clip_states), positions)
 
     def queries(self, _, q, positions):

@@ -13,7 +13,7 @@ import jax
 
 from pe_jax.config_fields import stddev_field
 from pe_jax.encodings import t5
-from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.base import Claims, Encoding, normal
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import take
 from pe_jax.numerics.position_arrays import as_positions, check_axes
@@ -67,12 +67,8 @@ class LayoutLMv3(Encoding):
 
     def init_shared(self, key, dims):
         """Tables: index [H, num_buckets], x and y [H, spatial_buckets]."""
-        sizes = (self.num_buckets, self.spatial_buckets, self.spatial_buckets)
-        keys = jax.random.split(key, 3)
-        return {
-            name: self.stddev * jax.random.normal(k, (dims.heads, n), "float32")
-            for name, k, n in zip(TABLES, keys, sizes, strict=True)
-        }
+        index, spatial = (dims.heads, self.num_buckets), (dims.heads, self.spatial_buckets)
+        return normal(key, self.stddev, index=index, x=spatial, y=spatial)
 
     def terms(self, params, dims):
         tables = tuple(params.shared[name] for name in TABLES)

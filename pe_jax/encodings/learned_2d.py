@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pe_jax.config_fields import int_field, one_of_field, stddev_field
 from pe_jax.encodings import learned
-from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.base import Claims, Encoding, normal
 from pe_jax.encodings.terms import Input
 from pe_jax.numerics.position_arrays import as_positions, on_axes
 from pe_jax.validation import require
@@ -60,13 +60,8 @@ class Learned2D(Encoding):
     def init_shared(self, key, dims):
         """Tables: rows [height, D/2 or D], columns [width, D/2 or D]."""
         channels = dims.width // 2 if self.combine == "concatenate" else dims.width
-        keys = jax.random.split(key)
-        return {
-            name: self.stddev * jax.random.normal(k, (length, channels), jnp.float32)
-            for name, k, length in zip(
-                ("rows", "columns"), keys, (self.height, self.width), strict=True
-            )
-        }
+        rows, columns = (self.height, channels), (self.width, channels)
+        return normal(key, self.stddev, rows=rows, columns=columns)
 
     def inputs(self, shared):
         return (Input(self.rows, (shared["rows"], shared["columns"])),)

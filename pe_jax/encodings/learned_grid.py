@@ -20,6 +20,7 @@ from pe_jax.encodings.terms import Input
 from pe_jax.numerics import resampling
 from pe_jax.numerics.arrays import take
 from pe_jax.numerics.position_arrays import as_positions, check_axes, concrete
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import require
 
 METHODS = resampling.METHODS
@@ -58,9 +59,8 @@ def resize(
         jnp.asarray(resampling.weights(size, to, method, antialias, offset), jnp.float32)
         for size, to in sides
     )
-    exact = {"precision": jax.lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
-    resized = jnp.einsum("yr,rc...->yc...", rows, table.astype(jnp.float32), **exact)
-    return jnp.einsum("xc,yc...->yx...", columns, resized, **exact).astype(table.dtype)
+    resized = einsum("yr,rc...->yc...", rows, table.astype(jnp.float32))
+    return einsum("xc,yc...->yx...", columns, resized).astype(table.dtype)
 
 
 def lookup(table: jax.Array, positions, front: jax.Array | None = None) -> jax.Array:

@@ -18,7 +18,6 @@ tokens, or with blocks of 2.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +30,8 @@ from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles, linear_algebra
 from pe_jax.numerics.arrays import align, explicit_axes, require_array
 from pe_jax.numerics.position_arrays import as_positions, check_axes, check_exact
+from pe_jax.numerics.products import einsum, matmul
 from pe_jax.validation import require
-
-EXACT = jax.lax.Precision.HIGHEST
 
 
 @jax.custom_jvp
@@ -71,7 +69,7 @@ def _sin_over(x: jax.Array) -> jax.Array:
 
 def _exponential(angles: jax.Array, vectors: jax.Array) -> jax.Array:
     turn = vectors * _wave(-angles)[..., None, :]
-    return jnp.matmul(turn, vectors.conj().swapaxes(-1, -2), precision=EXACT).real
+    return matmul(turn, vectors.conj().swapaxes(-1, -2)).real
 
 
 @exponential.defjvp
@@ -81,9 +79,8 @@ def _exponential_jvp(primals, tangents):
     a, b = angles[..., :, None] / 2, angles[..., None, :] / 2
     quotient = _wave(-(a + b)) * _sin_over(a - b).astype(vectors.dtype)
     back = vectors.conj().swapaxes(-1, -2)
-    multiply = functools.partial(jnp.matmul, precision=EXACT)
-    inner = multiply(multiply(back, tangents[0].astype(vectors.dtype)), vectors)
-    change = multiply(multiply(vectors, quotient * inner), back).real
+    inner = matmul(matmul(back, tangents[0].astype(vectors.dtype)), vectors)
+    change = matmul(matmul(vectors, quotient * inner), back).real
     return _exponential(angles, vectors), change
 
 
@@ -118,14 +115,14 @@ def rotate(x: jax.Array, positions, generators: jax.Array) -> jax.Array:
     upper = jnp.triu(generators.astype(jnp.float32), 1)
     skew = upper - jnp.swapaxes(upper, -1, -2)
     coordinates = positions.astype(jnp.float32)
-    turn = exponential(jnp.einsum("...a,akmij->...kmij", coordinates, skew, precision=EXACT))
+    turn = exponential(einsum("...a,akmij->...kmij", coordinates, skew))
     turn = jnp.repeat(turn, x.shape[-2] // heads, axis=-4)
     vectors = x.astype(jnp.float32).reshape(*x.shape[:-1], blocks, size)
     if explicit_axes():  # a product needs one sharding of both: that of the vectors
         spec = jax.typeof(vectors).sharding.spec[1 - turn.ndim : -1]
         spec = [None if n == 1 else y for n, y in zip(turn.shape[:-2], spec, strict=True)]
         turn = jax.sharding.reshard(turn, PartitionSpec(*spec, None, None))
-    turned = jnp.einsum("...hmij,...hmj->...hmi", turn, vectors, precision=EXACT)
+    turned = einsum("...hmij,...hmj->...hmi", turn, vectors)
     return turned.reshape(x.shape).astype(x.dtype)
 
 

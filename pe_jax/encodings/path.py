@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.config_fields import stddev_field
-from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.base import Claims, Encoding, normal
 from pe_jax.encodings.fox import project
 from pe_jax.encodings.terms import PathProduct, State
+from pe_jax.numerics.products import einsum
 
 EPSILON = 1e-6  # of the squared length of w
 
@@ -32,13 +33,9 @@ class PaTH(Encoding):
 
     def init_layer(self, key, dims):
         """Directions [D, H, E]; for β a weight [D, H] and a bias [H] of zeros, so that β ≈ 1."""
-        keys, shape = jax.random.split(key), (dims.width, dims.heads)
-        normal = (
-            self.stddev * jax.random.normal(k, s, jnp.float32)
-            for k, s in zip(keys, ((*shape, dims.head_dim), shape), strict=True)
-        )
-        names = ("directions", "weight", "bias")
-        return dict(zip(names, (*normal, jnp.zeros(dims.heads, jnp.float32)), strict=True))
+        shape, bias = (dims.width, dims.heads), jnp.zeros(dims.heads, jnp.float32)
+        drawn = normal(key, self.stddev, directions=(*shape, dims.head_dim), weight=shape)
+        return drawn | {"bias": bias}
 
     def terms(self, params, dims):
         return (PathProduct(State(maps, params.layer, width=2 * dims.head_dim)),)
@@ -46,10 +43,7 @@ class PaTH(Encoding):
 
 def maps(arrays: dict, x: jax.Array, _) -> jax.Array:
     """β_t w_t ‖ w_t: float32 [*B, T, H, 2E] for x [*B, T, D]."""
-    exact = jax.lax.Precision.HIGHEST
-    w = jnp.einsum(
-        "...td,dhe->...the", x.astype(jnp.float32), arrays["directions"], precision=exact
-    )
+    w = einsum("...td,dhe->...the", x.astype(jnp.float32), arrays["directions"])
     w = w * jax.lax.rsqrt((w**2).sum(-1, keepdims=True) + EPSILON)
     strength = 2 * jax.nn.sigmoid(project(x, arrays["weight"], arrays["bias"]))
     return jnp.concatenate([strength[..., None] * w, w], axis=-1)

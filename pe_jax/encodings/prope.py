@@ -29,7 +29,6 @@ from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation, ValueRotation
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions
-from pe_jax.validation import require
 
 
 def inverse(projection: jax.Array) -> jax.Array:
@@ -55,11 +54,7 @@ class PRoPE(Encoding):
     base: float = above_field(100.0, 1)
 
     claims = Claims(axes=14, real_positions=True, absolute_rotation=True)
-
-    def check(self, dims):
-        """A head needs blocks of 4 channels and pairs for two axes."""
-        fix = "half is blocks of 4, a quarter each pairs: use a multiple of 8"
-        require(dims.head_dim % 8 == 0, "head_dim", dims.head_dim, fix)
+    multiples = (("head_dim", 8, "half is blocks of 4, a quarter each pairs: use a multiple of 8"),)
 
     def terms(self, params, dims):
         rotation = Rotation(self.rotate_queries, self.rotate_keys)

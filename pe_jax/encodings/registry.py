@@ -10,7 +10,7 @@ from pe_jax.encodings import schemes
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.gated_delta import GatedDelta
 from pe_jax.encodings.rope_scaling import SCALINGS
-from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.sums import Sum, sum_of
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.validation import ConfigError, require, shown
 
@@ -104,7 +104,7 @@ def _layer(layer: specs.Layer, spec: str) -> Encoding:
         make(name, **{field: _value(value, spec) for field, value in fields.items()})
         for name, fields in layer.summands
     )
-    encoding = summands[0] if len(summands) == 1 else Sum(summands)
+    encoding = sum_of(summands)
     if not layer.settings:
         return encoding
     window, sinks, chunk = (layer.settings.get(name, 0) for name in SETTINGS)

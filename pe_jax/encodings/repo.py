@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.config_fields import above_field, checked, stddev_field
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Encoding, normal
 from pe_jax.encodings.rope import turn, waves
 from pe_jax.encodings.terms import Rotation, State
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import align
-from pe_jax.validation import is_int, require
+from pe_jax.numerics.products import matmul
+from pe_jax.validation import is_int
 
 
 def places(x: jax.Array, gate: jax.Array, content: jax.Array, final: jax.Array) -> jax.Array:
@@ -41,9 +42,9 @@ def places(x: jax.Array, gate: jax.Array, content: jax.Array, final: jax.Array) 
     """
     for name, array in {"gate": gate, "content": content, "final": final}.items():
         angles.require_exact(name, array)
-    x, exact = x.astype(jnp.float32), jax.lax.Precision.HIGHEST
-    opening = jax.nn.silu(jnp.matmul(x, gate, precision=exact))
-    return jnp.matmul(opening * jnp.matmul(x, content, precision=exact), final, precision=exact)
+    x = x.astype(jnp.float32)
+    opening = jax.nn.silu(matmul(x, gate))
+    return matmul(opening * matmul(x, content), final)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,20 +60,13 @@ class RePo(Encoding):
     )
     stddev: float = stddev_field()
 
-    def check(self, dims):
-        """The head width must be even."""
-        fix = "it rotates pairs: use an even head width"
-        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+    multiples = (("head_dim", 2, "it rotates pairs: use an even head width"),)
 
     def init_layer(self, key, dims):
         """`gate` and `content` [D, C], `final` [C, K]: keep them float32."""
         hidden = self.hidden or max(1, dims.width // 8)
-        shapes = {"gate": (dims.width, hidden), "content": (dims.width, hidden)}
-        shapes["final"] = (hidden, dims.kv_heads)
-        return {
-            name: self.stddev * jax.random.normal(subkey, shape, jnp.float32)
-            for subkey, (name, shape) in zip(jax.random.split(key, 3), shapes.items(), strict=True)
-        }
+        into, final = (dims.width, hidden), (hidden, dims.kv_heads)
+        return normal(key, self.stddev, gate=into, content=into, final=final)
 
     def terms(self, params, dims):
         state = State(Places(dims.heads), params.layer, width=1)

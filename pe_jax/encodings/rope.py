@@ -173,6 +173,7 @@ class Scaled(Encoding):
         theta = angles.geometric(self.rotary_dim(dims.head_dim), self.base)
         if self.scaling is not None:
             self.scaling(theta, self.base)
+        super().check(dims)
 
     def at_length(self, length):
         """With the scaling of that length."""

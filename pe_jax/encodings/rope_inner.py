@@ -33,10 +33,7 @@ from pe_jax.validation import is_real, python_ints, require
 
 @python_ints
 def frequencies(
-    heads: int,
-    head_dim: int,
-    sizes: Sequence[float] = (20.0, 2048.0, 2048.0),
-    base: float = 1e4,
+    heads: int, head_dim: int, sizes: Sequence[float] = (20.0, 2048.0, 2048.0), base: float = 1e4
 ) -> jax.Array:
     """Radians per unit of each axis and head, for `rope_mixed.rotate`: float32 [A, K, E/2].
 

@@ -38,11 +38,7 @@ class RoPEPP(RoPE):
 
     equal: str = one_of_field("heads", ("heads", "cache"))
 
-    def check(self, dims):
-        """Heads are pairs, real and imaginary; the rest is as for RoPE."""
-        super().check(dims)
-        fix = "real and imaginary heads are pairs: pass an even number"
-        require(dims.heads % 2 == 0, "heads", dims.heads, fix)
+    multiples = (("heads", 2, "real and imaginary heads are pairs: pass an even number"),)
 
     def layer_dims(self, dims):
         """Half of the key heads, or twice the heads.

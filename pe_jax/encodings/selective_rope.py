@@ -27,6 +27,7 @@ from pe_jax.encodings.rope import turn, waves
 from pe_jax.encodings.terms import Rotation, State
 from pe_jax.numerics import angles, running_sums
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.products import einsum, matmul
 from pe_jax.validation import require
 
 
@@ -56,14 +57,13 @@ def steps(
     parameters = {"down": down, "up": up, "bias": bias, "gate": gate, "gate_bias": gate_bias}
     for name, array in parameters.items():
         angles.require_exact(name, array)
-    exact = jax.lax.Precision.HIGHEST
     slices = x.astype(jnp.float32).reshape(*x.shape[:-1], len(bias), x.shape[-1] // len(bias))
     size = (slices**2).sum(-1, keepdims=True)
     unit = (slices * jax.lax.rsqrt(size + 1e-6)).reshape(x.shape)
-    low = jnp.matmul(unit, down, precision=exact)
-    turns = jnp.einsum("...tr,rkp->...tkp", low, up, precision=exact)
+    low = matmul(unit, down)
+    turns = einsum("...tr,rkp->...tkp", low, up)
     turns = turns + align(jnp.exp(bias), turns)
-    opening = jnp.matmul(unit, gate, precision=exact)
+    opening = matmul(unit, gate)
     opening = jax.nn.sigmoid(opening + align(gate_bias, opening))[..., None]
     return align(temperature, turns) * opening * turns
 
@@ -93,8 +93,7 @@ class SelectiveRoPE(Encoding):
 
     def check(self, dims):
         """The head width must be even, and key heads must divide the model width."""
-        fix = "it rotates pairs: use an even head width"
-        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+        super().check(dims)
         fix = f"each of {dims.kv_heads} key heads has a slice of it: pass a multiple"
         require(dims.width % dims.kv_heads == 0, "width", dims.width, fix)
 

@@ -10,10 +10,9 @@ mirror image, which makes no difference to training.
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 
 from pe_jax.config_fields import flag_field, int_field
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Encoding, normal
 from pe_jax.encodings.buckets import clipped
 from pe_jax.encodings.terms import RelativeKeys, RelativeValues
 from pe_jax.numerics.arrays import require_array, take
@@ -45,12 +44,7 @@ class Shaw(Encoding):
         """Tables [1, 2·clip + 1, E], of the scale of a key."""
         shape = (1, 2 * self.clip + 1, dims.head_dim)
         names = ("keys", "values") if self.values else ("keys",)
-        draws = jax.random.split(key, len(names))
-        stddev = dims.head_dim**-0.5
-        return {
-            n: stddev * jax.random.normal(d, shape, jnp.float32)
-            for n, d in zip(names, draws, strict=True)
-        }
+        return normal(key, dims.head_dim**-0.5, **dict.fromkeys(names, shape))
 
     def terms(self, params, dims):
         layer, horizon = params.layer, (-self.clip, self.clip)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from pe_jax.config_fields import flag_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import Sink, State
+from pe_jax.numerics.products import einsum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,5 +43,4 @@ class SinkLogit(Encoding):
 
 def project(weight, x, before):
     """w·x as a state of one number: [*B, T, H, 1]."""
-    exact = jax.lax.Precision.HIGHEST
-    return jnp.einsum("...td,dh->...th", x.astype(jnp.float32), weight, precision=exact)[..., None]
+    return einsum("...td,dh->...th", x.astype(jnp.float32), weight)[..., None]

@@ -57,10 +57,7 @@ class Sinusoidal(Encoding):
     amplitude: float = checked(1.0, "pass a finite number", is_real)
 
     claims = Claims(real_positions=True)
-
-    def check(self, dims):
-        """The model width must be even."""
-        require(dims.width % 2 == 0, "width", dims.width, "sinusoidal needs an even model width")
+    multiples = (("width", 2, "sinusoidal needs an even model width"),)
 
     def inputs(self, shared):
         return (Input(self.waves),)

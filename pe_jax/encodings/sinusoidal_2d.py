@@ -50,11 +50,7 @@ class Sinusoidal2D(Encoding):
     layout: str = one_of_field("concatenated", sinusoidal.LAYOUTS)
 
     claims = Claims(axes=2, real_positions=True)
-
-    def check(self, dims):
-        """Sines and cosines of two axes need a multiple of 4."""
-        fix = "two axes of sine and cosine need a multiple of 4"
-        require(dims.width % 4 == 0, "width", dims.width, fix)
+    multiples = (("width", 4, "two axes of sine and cosine need a multiple of 4"),)
 
     def inputs(self, shared):
         return (Input(self.waves),)

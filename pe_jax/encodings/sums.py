@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 
@@ -31,9 +32,7 @@ class Sum(Encoding):
             if isinstance(part, Windowed):
                 fix = "a window or chunks are of the whole layer; pass Windowed(Sum(…), …)"
                 raise TypeError(f"Sum: {part!r}: {fix}")
-        flat = [
-            p for part in self.parts for p in (part.parts if isinstance(part, Sum) else (part,))
-        ]
+        flat = [p for part in self.parts for p in parts_of(part)]
         object.__setattr__(self, "parts", tuple(flat))
         axes = [p.claims.axes for p in flat if type(p) is not Encoding]
         if len(set(axes)) > 1:
@@ -94,3 +93,13 @@ class Sum(Encoding):
         split = map(Params, params.shared or none, params.layer or none)
         pairs = zip(self.parts, split, strict=True)
         return tuple(term for part, arrays in pairs for term in part.terms(arrays, dims))
+
+
+def parts_of(encoding: Encoding) -> tuple[Encoding, ...]:
+    """The parts of a sum, or the encoding itself."""
+    return encoding.parts if isinstance(encoding, Sum) else (encoding,)
+
+
+def sum_of(parts: Sequence[Encoding]) -> Encoding:
+    """The encoding with these parts: NoPE of none, and one part itself."""
+    return Sum(tuple(parts)) if len(parts) > 1 else parts[0] if parts else Encoding()

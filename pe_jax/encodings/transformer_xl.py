@@ -16,7 +16,7 @@ from pe_jax.config_fields import above_field
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.sinusoidal import sinusoid
 from pe_jax.encodings.terms import QueryBias, RelativeKeys
-from pe_jax.validation import require
+from pe_jax.numerics.products import einsum
 
 
 def relative_keys(w_r: jax.Array, distance, base: float = 1e4) -> jax.Array:
@@ -27,7 +27,7 @@ def relative_keys(w_r: jax.Array, distance, base: float = 1e4) -> jax.Array:
     """
     r = sinusoid(distance, w_r.shape[1], base, "concatenated")
     # Full precision: sines of fast channels lose all meaning in bfloat16 or TF32.
-    return jnp.einsum("...d,hde->h...e", r, w_r, precision=jax.lax.Precision.HIGHEST)
+    return einsum("...d,hde->h...e", r, w_r)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,7 @@ class TransformerXL(Encoding):
     base: float = above_field(1e4, 1)
 
     claims = Claims(real_positions=True)
-
-    def check(self, dims):
-        """The model width must be even."""
-        require(dims.width % 2 == 0, "width", dims.width, "transformer_xl needs an even width")
+    multiples = (("width", 2, "transformer_xl needs an even width"),)
 
     def init_layer(self, key, dims):
         """u, v [H, E], zero at first; W_R [H, D, E]."""

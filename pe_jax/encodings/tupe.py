@@ -24,6 +24,7 @@ from pe_jax.config_fields import flag_field, int_field, stddev_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.learned import lookup
 from pe_jax.encodings.terms import Scale, State, TokenProduct
+from pe_jax.numerics.products import einsum
 
 
 def correlation(q_p, k_p, u_q: jax.Array, u_k: jax.Array) -> jax.Array:
@@ -36,8 +37,8 @@ def correlation(q_p, k_p, u_q: jax.Array, u_k: jax.Array) -> jax.Array:
       u_k: U_K [D, H, E].
     """
     # One product of four: for one query the vectors of the keys need not be projected.
-    form, exact = "...td,dhe,fhe,...sf->...hts", jax.lax.Precision.HIGHEST
-    products = jnp.einsum(form, q_p, u_q, u_k, k_p, precision=exact, optimize="optimal")
+    form = "...td,dhe,fhe,...sf->...hts"
+    products = einsum(form, q_p, u_q, u_k, k_p, optimize="optimal")
     return (2 * u_q.shape[-1]) ** -0.5 * products
 
 
@@ -88,10 +89,8 @@ class TUPE(Encoding):
 
         [*B, T, H, C]: half of the numbers are for queries, the other half for keys.
         """
-        p, exact = lookup(arrays["table"], positions), jax.lax.Precision.HIGHEST
-        left, right = (
-            jnp.einsum("...td,dhe->...the", p, arrays[u], precision=exact) for u in ("u_q", "u_k")
-        )
+        p = lookup(arrays["table"], positions)
+        left, right = (einsum("...td,dhe->...the", p, arrays[u]) for u in ("u_q", "u_k"))
         left = (2 * left.shape[-1]) ** -0.5 * left
         if not self.reset:
             return jnp.concatenate([left, right], axis=-1)

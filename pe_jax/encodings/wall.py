@@ -27,14 +27,14 @@ from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import ChannelDecay, State
 from pe_jax.numerics import running_sums
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.products import einsum
 
 OPEN = 8.0  # the initial bias: log sigmoid(8) = -0.0003
 
 
 def log_gates(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
     """log sigmoid(W_h·x_t + b_h) ≤ 0: float32 [*B, T, H, E]; weight [D, H, E], bias [H, E]."""
-    exact = jax.lax.Precision.HIGHEST
-    gates = jnp.einsum("...td,dhe->...the", x.astype(jnp.float32), weight, precision=exact)
+    gates = einsum("...td,dhe->...the", x.astype(jnp.float32), weight)
     return jax.nn.log_sigmoid(gates + align(bias, gates))
 
 

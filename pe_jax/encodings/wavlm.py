@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from pe_jax.encodings.t5 import T5
 from pe_jax.encodings.terms import RelativeState, State
 from pe_jax.numerics.arrays import align
+from pe_jax.numerics.products import einsum
 from pe_jax.validation import require
 
 ROWS = 8  # of the projection: four for each gate
@@ -32,7 +33,7 @@ def gate(x: jax.Array, weight: jax.Array, bias: jax.Array, scale: jax.Array) -> 
       scale: s, [H].
     """
     heads = x.reshape(*x.shape[:-1], *scale.shape, weight.shape[1]).astype(jnp.float32)
-    rows = jnp.einsum("...e,re->...r", heads, weight, precision=jax.lax.Precision.HIGHEST)
+    rows = einsum("...e,re->...r", heads, weight)
     rows += align(bias, rows)
     sums = rows.reshape(*rows.shape[:-1], 2, ROWS // 2).sum(-1)
     a, b = jnp.moveaxis(jax.nn.sigmoid(sums), -1, 0)

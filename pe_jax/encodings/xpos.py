@@ -25,7 +25,7 @@ from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
 from pe_jax.numerics.position_arrays import as_positions, concrete
-from pe_jax.validation import is_int, python_ints, require
+from pe_jax.validation import is_int, python_ints
 
 GAMMA, REACH = 0.4, 55  # 3.5^55 is 10^30, which leaves 10^8 for the values in float32
 
@@ -70,11 +70,7 @@ class XPos(Encoding):
     layout: str = checked("interleaved", f"one of {rope.LAYOUTS}", rope.LAYOUTS.__contains__)
 
     claims = Claims(causal_only=True)
-
-    def check(self, dims):
-        """The head width must be even."""
-        fix = "xPos rotates pairs: use an even head width"
-        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+    multiples = (("head_dim", 2, "xPos rotates pairs: use an even head width"),)
 
     def terms(self, params, dims):
         return (Rotation(self.rotate_q, self.rotate_k),)

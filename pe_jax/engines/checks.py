@@ -29,7 +29,7 @@ from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.engines.tiled import Tiled
 from pe_jax.numerics.arrays import require_array, require_key
 from pe_jax.numerics.position_arrays import as_positions, check_near, concrete, padding_at_zero
-from pe_jax.validation import is_int, is_real, refuse, require, require_bool, shown
+from pe_jax.validation import divisors, is_int, is_real, refuse, require, require_bool, shown
 
 AXES = " (q, k and v have axes [*B, T, H, E]: are heads and tokens swapped?)"
 DTYPES = frozenset(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
@@ -106,9 +106,8 @@ def sizes(q: Any, k: Any, v: Any, batch: str = "*B") -> Sizes:
         raise ValueError(f"{shapes} do not fit: {fix}")
     same_width(q.shape, k.shape)
     if kv_heads == 0 or heads % kv_heads:
-        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-        hint = AXES if heads > queries else ""
-        raise ValueError(f"k has {kv_heads} heads, but q has {heads}; use one of {divisors}{hint}")
+        fix = f"use one of {divisors(heads)}{AXES if heads > queries else ''}"
+        raise ValueError(f"k has {kv_heads} heads, but q has {heads}; {fix}")
     return Sizes(tuple(rows), queries, keys, heads, kv_heads, width, v.shape[-1])
 
 
@@ -200,7 +199,7 @@ def inputs(terms: tuple, name: str, x: Any, sizes: Sizes, dims: Dims, axes: int)
     if not kinds.reads_input(terms):
         return None
     if x is None:
-        raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
+        refuse("x", None, f"{name} reads the layer's input; pass x=[*B, T, D]")
     if x.shape != (want := (*sizes.batch, sizes.queries, dims.width)):
         raise ValueError(f"x has shape {x.shape}; pass {list(want)}{sizes.order_of_axes()}")
     if sizes.keys != sizes.queries:

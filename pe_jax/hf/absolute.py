@@ -10,7 +10,7 @@ from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
 from pe_jax.hf import parents
 from pe_jax.hf.keys import LENGTHS, Keys
-from pe_jax.hf.layers import Extras, Family, LayerEncoding
+from pe_jax.hf.layers import Extras, Family, LayerEncoding, one_way
 from pe_jax.validation import require
 
 
@@ -66,8 +66,7 @@ class Learned1D(Family):
         if position == "rotary":
             encoding, first = RoPE(base), 0
         causal = self.causal or (self.decodes and keys.flag("is_decoder"))
-        stack = "decoder" if causal else "encoder"
-        more: dict[str, Any] = {"causal": causal, "stack": stack, "extras": self.extras}
+        more = {"extras": self.extras, **one_way(causal)}
         layer = LayerEncoding(encoding, head_dim, first_row=first, **more)
         layers *= keys.layers("inner_group_num", default=1) if self.groups else 1
         require(layers <= 10_000, "inner_group_num", layers, "pass at most 10000 layers in all")
@@ -146,7 +145,7 @@ class TwoStacks(Family):
             count = keys.layers(f"{stack}_layers", *usual[:1], low=0)
             head_dim = keys.per_head(width, (f"{stack}_attention_heads", *usual[1:]))
             encoding = Learned(length) if layout is None else Sinusoidal(layout=layout)
-            more = {"causal": stack == "decoder", "stack": stack, "first_row": self.first_row}
+            more = {"first_row": self.first_row, **one_way(stack == "decoder")}
             entries += [LayerEncoding(encoding, head_dim, **more)] * count
         return entries
 

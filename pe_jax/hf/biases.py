@@ -12,11 +12,11 @@ from pe_jax.encodings.layoutlmv3 import LayoutLMv3
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.shaw import Shaw
-from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.sums import Sum, sum_of
 from pe_jax.encodings.transformer_xl import TransformerXL
 from pe_jax.encodings.wavlm import WavLM
 from pe_jax.hf.keys import LENGTHS, Keys
-from pe_jax.hf.layers import ENCODER, Extras, Family, LayerEncoding
+from pe_jax.hf.layers import ENCODER, Extras, Family, LayerEncoding, alike, one_way
 from pe_jax.hf.rotary import Rotary
 from pe_jax.validation import require
 
@@ -84,9 +84,7 @@ class DeBERTaFamily(Family):
         )
         # the scale counts the terms in pos_att_type, even without relative_attention
         scale = ((1 + len(products)) * head_dim) ** -0.5 if products and not relative else None
-        encoding = parts[0] if len(parts) == 1 else Sum(tuple(parts)) if parts else Encoding()
-        layer = LayerEncoding(encoding, head_dim, scale=scale, extras=extras, **ENCODER)
-        return [layer] * keys.layers()
+        return alike(keys, sum_of(parts), scale=scale, extras=extras, **ENCODER)
 
     def _products(self, keys: Keys) -> tuple[str, ...]:
         value = keys.get("pos_att_type", default=())
@@ -102,7 +100,7 @@ class Bloom(Family):
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         keys.get("offset_alibi")  # a constant, which softmax does not see
-        return [LayerEncoding(ALiBi(), keys.head_dim())] * keys.layers()
+        return alike(keys, ALiBi())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +122,7 @@ class MPT(Family):
         scale = None if scale == head_dim**-0.5 else scale
         clip = inner.real("clip_qkv", default=None)
         extras = Extras(qk_norm=inner.flag("qk_ln"), clip_qkv=clip and float(clip))
-        return [LayerEncoding(encoding, head_dim, scale=scale, extras=extras)] * keys.layers()
+        return alike(keys, encoding, scale=scale, extras=extras)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Falcon(Family):
             return Rotary().read(keys)
         for key in ("rope_parameters", "rope_theta", "rope_scaling"):
             keys.get(key)  # without effect with ALiBi
-        return [LayerEncoding(ALiBi(scaled=True), keys.head_dim())] * keys.layers()
+        return alike(keys, ALiBi(scaled=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,10 +148,8 @@ class XLNet(Family):
         keys.refuse("bi_data", "reversing half of the batch is not supported")
         head_dim = keys.per_head(keys.integer("d_model", "hidden_size"), ("n_head",))
         keys.get("d_head")  # follows from these
-        more = {"causal": causal, "stack": "decoder" if causal else "encoder"}
-        extras = Extras(segment_bias=True)
-        layer = LayerEncoding(TransformerXL(), head_dim, extras=extras, **more)
-        return [layer] * keys.layers()
+        more = {"extras": Extras(segment_bias=True), **one_way(causal)}
+        return [LayerEncoding(TransformerXL(), head_dim, **more)] * keys.layers()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +166,7 @@ class WavLMFamily(Family):
         for key in ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups"):
             keys.get(key)
         keys.get("conv_pos_kernel_size")  # data2vec's
-        extras = Extras(conv_positions=True)
-        return [LayerEncoding(encoding, keys.head_dim(), extras=extras, **ENCODER)] * keys.layers()
+        return alike(keys, encoding, extras=Extras(conv_positions=True), **ENCODER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,8 +184,7 @@ class MPNet(Family):
         require(length > pad + 1, LENGTHS[0], length, f"must exceed pad_token_id + 1 = {pad + 1}")
         edges = tuple(int(n) - 1 for n in t5.thresholds(count // 2, 128))
         encoding = Sum((Learned(length - pad - 1), Buckets(edges, directional=True)))
-        layer = LayerEncoding(encoding, keys.head_dim(), first_row=pad + 1, **ENCODER)
-        return [layer] * keys.layers()
+        return alike(keys, encoding, first_row=pad + 1, **ENCODER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +205,7 @@ class LayoutLMv3Family(Family):
             keys.integer("max_rel_2d_pos", default=256),
         )
         extras = Extras(learned_positions=True, learned_boxes=True)
-        return [LayerEncoding(encoding, keys.head_dim(), extras=extras, **ENCODER)] * keys.layers()
+        return alike(keys, encoding, extras=extras, **ENCODER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,21 +213,13 @@ class RoFormer(Family):
     """RoPE, interleaved; the values are not rotated."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        keys.refuse(
-            "rotary_value",
-            "pe_jax has no scheme that rotates values without rotating the output back",
-        )
-        causal = keys.flag("is_decoder")
-        more = {"causal": causal, "stack": "decoder" if causal else "encoder"}
-        layer = LayerEncoding(RoPE(layout="interleaved"), keys.head_dim(), **more)
-        return [layer] * keys.layers()
+        fix = "pe_jax has no scheme that rotates values without rotating the output back"
+        keys.refuse("rotary_value", fix)
+        return alike(keys, RoPE(layout="interleaved"), **one_way(keys.flag("is_decoder")))
 
 
-POSITIONS, LEFT, RIGHT = (
-    "position_embeddings_type",
-    "left_max_position_embeddings",
-    "right_max_position_embeddings",
-)
+POSITIONS = "position_embeddings_type"
+LEFT, RIGHT = "left_max_position_embeddings", "right_max_position_embeddings"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,7 +243,7 @@ class Conformer(Family):
             encoding = TransformerXL()
         else:
             encoding = Shaw(max(left, right), values=False)
-        return [LayerEncoding(encoding, keys.head_dim(), **ENCODER)] * keys.layers()
+        return alike(keys, encoding, **ENCODER)
 
 
 # Models whose code is only on the Hub.
@@ -270,7 +256,7 @@ class Baichuan(Family):
     def read(self, keys: Keys) -> list[LayerEncoding]:
         if keys.get(LENGTHS[0]) is not None:
             return Rotary().read(keys)
-        return [LayerEncoding(ALiBi(), keys.head_dim())] * keys.layers()
+        return alike(keys, ALiBi())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,9 +264,8 @@ class ChatGLM(Rotary):
     """Half of each head rotates; `rope_ratio` multiplies the base."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        keys.refuse(
-            "position_encoding_2d", "two positions per token (ChatGLM-6B) are not read here"
-        )
+        fix = "two positions per token (ChatGLM-6B) are not read here"
+        keys.refuse("position_encoding_2d", fix)
         keys.get("original_rope")
         ratio = keys.real("rope_ratio", default=1)
         fix = "ChatGLM2 divides positions by it, later models multiply the base: pass rope_theta"

@@ -8,7 +8,7 @@ from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.registry import format_pattern
 from pe_jax.encodings.rope import RoPE
-from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.sums import parts_of
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.validation import PlainFields, shown
 
@@ -166,6 +166,16 @@ class LayerEncoding(PlainFields):
 ENCODER: dict[str, Any] = {"causal": False, "stack": "encoder"}
 
 
+def one_way(causal: bool) -> dict[str, Any]:
+    """The fields of a decoder's layer, or of an encoder's."""
+    return {"causal": causal, "stack": "decoder"} if causal else ENCODER
+
+
+def alike(keys: Any, encoding: Encoding, **fields: Any) -> list[LayerEncoding]:
+    """As many layers as the `keys.Keys` say, all with this encoding and heads of their width."""
+    return [LayerEncoding(encoding, keys.head_dim(), **fields)] * keys.layers()
+
+
 class Family:
     """Reads the configs of a class of models.
 
@@ -180,14 +190,9 @@ class Family:
         raise NotImplementedError
 
 
-def parts(encoding: Encoding) -> tuple[Encoding, ...]:
-    """The parts of a sum, or the encoding itself."""
-    return encoding.parts if isinstance(encoding, Sum) else (encoding,)
-
-
 def rotation_of(layer: LayerEncoding) -> RoPE | MRoPE | None:
     """What rotates in a layer."""
-    found = (x for x in parts(layer.encoding or Encoding()) if isinstance(x, RoPE | MRoPE))
+    found = (x for x in parts_of(layer.encoding or Encoding()) if isinstance(x, RoPE | MRoPE))
     return next(found, None)
 
 

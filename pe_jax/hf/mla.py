@@ -7,10 +7,10 @@ from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
-from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.sums import parts_of, sum_of
 from pe_jax.hf.keys import REQUIRED
 from pe_jax.hf.layer_types import FULL, INDEXED, OTHERS, doubled
-from pe_jax.hf.layers import Indexer, LayerEncoding, parts
+from pe_jax.hf.layers import Indexer, LayerEncoding
 from pe_jax.hf.rotary import PARTIAL, Rotary, with_sink
 from pe_jax.validation import require
 
@@ -133,7 +133,7 @@ class MLA(Rotary):
         require(given == rotary, "rotary_dim", given, f"qk_rope_head_dim={rotary} is what rotates")
         plain = dataclasses.replace(self, partial=1.0)
         theta = keys.get("rope_theta", default=self.base)
-        rope, *rest = parts(plain._encoding(keys, fields, rotary, theta, 1.0))
+        rope, *rest = parts_of(plain._encoding(keys, fields, rotary, theta, 1.0))
         assert isinstance(rope, RoPE | MRoPE)
         layout = "interleaved" if pairs else "half"
         rope = dataclasses.replace(rope, fraction=rotary / width, layout=layout)
@@ -145,4 +145,4 @@ class MLA(Rotary):
             factor = rope.scaling.mscale_all_dim * (standard.attention_factor - 1) + 1
             scale = factor * factor * width**-0.5
         scale = None if scale == width**-0.5 else scale
-        return Sum((rope, *rest)) if rest else rope, scale  # rest: Llama 4's temperature
+        return sum_of((rope, *rest)), scale  # rest: Llama 4's temperature

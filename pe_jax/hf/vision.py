@@ -10,10 +10,10 @@ from pe_jax.encodings.learned_grid import LearnedGrid
 from pe_jax.encodings.rope_2d import RoPE2D
 from pe_jax.encodings.rope_nd import RoPEND
 from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
-from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.sums import sum_of
 from pe_jax.encodings.swin import Swin
 from pe_jax.hf.keys import LAYERS, Keys
-from pe_jax.hf.layers import ENCODER, Extras, Family, LayerEncoding
+from pe_jax.hf.layers import ENCODER, Extras, Family, LayerEncoding, alike
 from pe_jax.validation import is_int, is_real, require, shown
 
 TABLES = ("num_position_embeddings", "pos_emb_height", "pos_emb_width", "posemb_grid_size")
@@ -116,8 +116,7 @@ class Sinusoids(Family):
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         _patches(keys, 224, 16)
-        layer = LayerEncoding(Sinusoidal2D(), keys.head_dim(), prefix=1, **ENCODER)
-        return [layer] * keys.layers()
+        return alike(keys, Sinusoidal2D(), prefix=1, **ENCODER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +159,7 @@ class Patches(Family):
         if self.optional and not keys.flag("use_absolute_position_embeddings", default=True):
             encoding = Encoding()
         extras = Extras(qk_norm=keys.flag("use_qk_norm"))  # of large towers (InternViT-6B)
-        layer = LayerEncoding(encoding, keys.head_dim(), prefix=prefix, extras=extras, **ENCODER)
-        return [layer] * keys.layers()
+        return alike(keys, encoding, prefix=prefix, extras=extras, **ENCODER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +173,8 @@ class BEiT(Family):
             "use_shared_relative_position_bias": Swin(*sides, class_token=True, shared=True),
             "use_relative_position_bias": Swin(*sides, class_token=True),
         }
-        schemes = tuple(encoding for name, encoding in switches.items() if keys.flag(name))
-        encoding = schemes[0] if len(schemes) == 1 else Sum(schemes) if schemes else Encoding()
-        return [LayerEncoding(encoding, keys.head_dim(), **ENCODER)] * keys.layers()
+        schemes = [encoding for name, encoding in switches.items() if keys.flag(name)]
+        return alike(keys, sum_of(schemes), **ENCODER)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,9 +18,9 @@ import numpy as np
 
 from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.encodings.registry import ENCODINGS
-from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.sums import Sum, parts_of
 from pe_jax.hf import parents
-from pe_jax.hf.layers import LayerEncoding, parts
+from pe_jax.hf.layers import LayerEncoding
 from pe_jax.numerics.arrays import require_array
 from pe_jax.validation import shown
 
@@ -154,7 +154,7 @@ def listed(model_type: str, layer: LayerEncoding) -> list[tuple[Weight, ...]]:
       ValueError: an encoding with parameters whose names are not listed here.
     """
     weights = []
-    for part in parts(layer.encoding or Encoding()):
+    for part in parts_of(layer.encoding or Encoding()):
         of_part = tuple(w for w in WEIGHTS.get(model_type, ()) if w.holds(layer, part))
         needed = {f"shared.{key}" for key in _entries(part).shared}
         needed |= {f"layer.{key}" for key in _entries(part).layer}
@@ -178,7 +178,7 @@ def load(
     settings |= {"layer_norm_eps": config.get("layer_norm_eps")}
     settings = {name: x for name, x in settings.items() if x is not None}
     loaded = []
-    all_parts = parts(layer.encoding or Encoding())
+    all_parts = parts_of(layer.encoding or Encoding())
     for part, weights in zip(all_parts, listed(str(config.get("model_type")), layer), strict=True):
         sizes = {name: getattr(part, name, None) for name in ("height", "width")}
         entries: dict[str, dict[str, jax.Array]] = {side: {} for side in Params._fields}

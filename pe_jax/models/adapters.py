@@ -36,7 +36,7 @@ from pe_jax.engines import checks, encoding_checks, reference
 from pe_jax.engines.api import attention
 from pe_jax.engines.parts import SIZES
 from pe_jax.numerics.position_arrays import concrete
-from pe_jax.validation import require, require_bool
+from pe_jax.validation import refuse, require, require_bool
 
 
 def attention_fn(
@@ -105,10 +105,9 @@ def attention_fn(
     sizes = dims or SIZES
     encoding_checks.embedded(encoding, sizes, embedded)
     if kinds.reads_input(abstract_terms(encoding, sizes)):
-        raise ValueError(
-            f"encoding={encoding!r}: it reads the layer's input, which Flax does not pass to an"
-            " attention_fn; call pe_jax.attention(q, k, v, x=x, …) in your own layer"
-        )
+        fix = "call pe_jax.attention(q, k, v, x=x, …) in your own layer"
+        fix = f"it reads the layer's input, which Flax does not pass to an attention_fn; {fix}"
+        refuse("encoding", encoding, fix)
     if params is None:
         encoding_checks.params(encoding, None, sizes)
     axes = encoding.claims.axes

@@ -15,11 +15,12 @@ from pe_jax.config_fields import (
     ranged,
     real_field,
 )
-from pe_jax.encodings.base import Dims, Encoding, Recurrent
+from pe_jax.encodings.base import Dims, Encoding, Recurrent, abstract_terms
 from pe_jax.encodings.registry import Spec
+from pe_jax.encodings.terms import Term
 from pe_jax.encodings.windowed import Windowed, without_window
 from pe_jax.engines import checks
-from pe_jax.validation import ConfigError, is_real, require
+from pe_jax.validation import ConfigError, divisors, is_real, require
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 ENGINES = ("auto", "dense", "tiled")
@@ -158,6 +159,10 @@ class ModelConfig:
         share = 8 * round(self.width / 3) if self.gated else 4 * self.width
         return self.mlp_width or max(8, share)
 
+    def terms_of(self, layer: Encoding) -> tuple[Term, ...]:
+        """The terms of a layer, with abstract arrays."""
+        return abstract_terms(layer, layer.layer_dims(self.dims))
+
     def biased(self, part: str) -> bool:
         """Whether the projections of a part have biases: "qkv", "out", "mlp" or "head"."""
         return self.bias and part in BIASED[self.bias_of]
@@ -173,15 +178,11 @@ class ModelConfig:
         need(self.bias or self.bias_of == "all", "bias_of", "set model.bias=True too")
         per_head = self.qk_norm_over == "head"
         need(self.qk_norm or per_head, "qk_norm_over", "set model.qk_norm=True too")
-        divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-        need(
-            self.heads % (self.kv_heads or self.heads) == 0,
-            "kv_heads",
-            f"must divide heads: {divisors}",
-        )
+        fits = self.heads % (self.kv_heads or self.heads) == 0
+        need(fits, "kv_heads", f"must divide heads: {divisors(self.heads)}")
         fits = bool(self.head_dim) or self.width % self.heads == 0
-        widths = [n for n in range(1, self.width + 1) if self.width % n == 0]
-        need(fits, "heads", f"must divide width {self.width} ({widths}), or set head_dim")
+        widths = f"{self.width} ({divisors(self.width)})"
+        need(fits, "heads", f"must divide width {widths}, or set head_dim")
         try:
             pattern = self.pattern
             for encoding in pattern:
@@ -190,8 +191,7 @@ class ModelConfig:
         except ValueError as error:
             raise ConfigError(f"model.encoding={self.encoding!r}: {error}") from error
         chunks = any(layer.chunk is not None for layer in self.windows)
-        need(
-            self.causal or not chunks, "causal", "@chunk hides later tokens; pass True, or @window"
-        )
+        fix = "@chunk hides later tokens; pass True, or @window"
+        need(self.causal or not chunks, "causal", fix)
         multiple = f"must be a multiple of the pattern's length {len(pattern)}"
         need(self.layers % len(pattern) == 0, "layers", multiple)

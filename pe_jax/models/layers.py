@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pe_jax.encodings import gated_delta, terms
-from pe_jax.encodings.base import Params, Recurrent, abstract_terms
+from pe_jax.encodings.base import Params, Recurrent
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted
 from pe_jax.engines.tiled.sizes import alone, devices
 from pe_jax.models.config import DTYPES, ModelConfig
-from pe_jax.numerics.arrays import align
+from pe_jax.numerics.arrays import align, pick
 from pe_jax.validation import ConfigError
 
 
@@ -93,7 +93,7 @@ class Attention(nnx.Module):
         # its initial weights, but then a step of AdamW moves its scores sqrt(E) times as far as
         # those of other schemes; here all start alike and learn alike. Content scores start smaller
         # where a paper adds terms and divides by more: DeBERTa (by sqrt(3)) and TUPE (by sqrt(2)).
-        scale = terms.scale(abstract_terms(encoding, dims), dims.head_dim)
+        scale = terms.scale(config.terms_of(encoding), dims.head_dim)
         own = bool(config.attention_scale)  # that of the weights
         self.fold = 1.0 if own else min(1.0, dims.head_dim**-0.5 / scale)
         self.q = linear(config, "qkv", width, projected, rngs, width**-0.5)
@@ -259,11 +259,6 @@ class Recurrence(Attention):
 def unit(x):
     """Vectors of length 1, as in flash-linear-attention: zeros stay zeros."""
     return x * jax.lax.rsqrt((x**2).sum(-1, keepdims=True) + 1e-6)
-
-
-def pick(x, index):
-    """Rows x[b, index[b]] of each row b of the batch: [B, n, …] for x [B, T, …], index [B, n]."""
-    return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
 
 
 class MLP(nnx.Module):

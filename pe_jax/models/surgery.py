@@ -14,7 +14,7 @@ from flax import nnx
 from pe_jax.encodings.base import Encoding, Recurrent
 from pe_jax.encodings.registry import Spec, format_encoding, format_pattern
 from pe_jax.encodings.rope import RoPE
-from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.sums import parts_of, sum_of
 from pe_jax.encodings.windowed import Windowed, without_window
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
@@ -52,7 +52,7 @@ def with_fields_of(rope: Encoding, new: Encoding) -> Encoding:
             unset = [f.name for f in fields if getattr(part, f.name) == f.default]
             part = dataclasses.replace(part, **{name: getattr(rope, name) for name in unset})
         parts.append(part)
-    return in_layer(new, parts[0] if len(parts) == 1 else Sum(tuple(parts)))
+    return in_layer(new, sum_of(parts))
 
 
 def require_same_heads(config: ModelConfig, old: Encoding, new: Encoding) -> None:
@@ -66,11 +66,6 @@ def require_same_heads(config: ModelConfig, old: Encoding, new: Encoding) -> Non
     fix = f"the weights, of {old!r}, have {heads(old)}; pass an encoding that has these"
     if heads(old) != heads(new):
         raise ConfigError(f"encoding={new!r} has {heads(new)}: {fix}")
-
-
-def parts_of(encoding: Encoding) -> tuple[Encoding, ...]:
-    """The parts of a sum, or the encoding alone."""
-    return encoding.parts if isinstance(encoding, Sum) else (encoding,)
 
 
 def with_encoding(model: Transformer, encoding: str) -> Transformer:

@@ -21,6 +21,7 @@ from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import DTYPES, ModelConfig
 from pe_jax.models.layers import Block, Linear, Recurrence, linear, norm
+from pe_jax.validation import require
 
 # Models of at most this many layers are unrolled. On CPU a step took 0.7 to 0.8 (2 layers) and 0.85
 # (5 and 6) of the time of a loop, and 0.8 of its memory; compiling it took up to twice as long.
@@ -301,13 +302,11 @@ class Transformer(Stack):
         Raises:
           ValueError: the model is not causal, `capacity` is beyond a learned table's length.
         """
-        if not self.config.causal:
-            raise ValueError("model.causal=False: only a causal model decodes with a cache")
+        causal = self.config.causal
+        require(causal, "model.causal", causal, "only a causal model decodes with a cache")
         limit = self.config.limit
-        if limit is not None and capacity > limit:
-            raise ValueError(
-                f"capacity={capacity}: {self.config.encoding!r} is defined for {limit} positions"
-            )
+        fix = f"{self.config.encoding!r} is defined for {limit} positions"
+        require(limit is None or capacity <= limit, "capacity", capacity, fix)
         dtype, period = DTYPES[self.config.dtype], len(self.blocks)
 
         def layer_cache(layer: int):

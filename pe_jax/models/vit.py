@@ -11,7 +11,7 @@ from flax import nnx
 
 from pe_jax.models.config import DTYPES, ModelConfig
 from pe_jax.models.transformer import Stack
-from pe_jax.validation import is_int
+from pe_jax.validation import is_int, require
 
 
 def patches(images: jax.Array, side: int) -> jax.Array:
@@ -40,11 +40,10 @@ class ViT(Stack):
         self, config: ModelConfig, patch: int, channels: int, classes: int, *, rngs: nnx.Rngs
     ):
         config.check()
-        if config.causal:
-            raise ValueError("model.causal=True: pass False, every patch sees all others")
+        fix = "pass False, every patch sees all others"
+        require(not config.causal, "model.causal", config.causal, fix)
         for name, size in {"patch": patch, "channels": channels, "classes": classes}.items():
-            if not is_int(size, 1):
-                raise ValueError(f"{name}={size!r}: pass an integer of at least 1")
+            require(is_int(size, 1), name, size, "pass an integer of at least 1")
         weights, self.patch = rngs.params(), patch
         super().__init__(config, weights, rngs.encoding())
         first, last = (jax.random.fold_in(weights, n) for n in (0, 1))

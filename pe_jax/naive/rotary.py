@@ -13,6 +13,12 @@ def frequencies(dim: int, base: float) -> Array:
     return base ** (-2 * np.arange(dim // 2) / dim)
 
 
+def scaled(dim: int, base: float, scaling) -> tuple[Array, float]:
+    """The frequencies that `scaling(θ, base)` makes of these, and what it multiplies scores by."""
+    theta = frequencies(dim, base)
+    return (theta, 1.0) if scaling is None else (scaling(theta, base), scaling.attention_factor**2)
+
+
 def rotate(x: Array, angle: Array, layout: str = "half", size: float | Array = 1.0) -> Array:
     """Turns pair i of channels by angle_i and multiplies it by size_i: arXiv 2104.09864, eq. 34.
 
@@ -38,12 +44,9 @@ def rope(row: Row, *, base=1e4, fraction=1.0, layout="half", scaling=None, dista
     `fraction` of the channels turn. `scaling(θ, base)` gives other frequencies, and its
     `attention_factor` multiplies the rotated parts of q and of k.
     """
-    dim = round(fraction * row.q.shape[-1])
-    theta, factor = frequencies(dim, base), 1.0
-    if scaling is not None:
-        theta, factor = scaling(theta, base), scaling.attention_factor
+    theta, size = scaled(round(fraction * row.q.shape[-1]), base, scaling)
     distance = row.distance if distance is None else distance
-    return rotated(row, distance[..., None] * theta, layout, factor**2)
+    return rotated(row, distance[..., None] * theta, layout, size)
 
 
 def key_offset(row: Row, *, fraction=0.5, halves=False) -> Array:
@@ -61,10 +64,8 @@ def key_offset(row: Row, *, fraction=0.5, halves=False) -> Array:
 
 def lerope(row, alpha, *, base=1e4, fraction=1.0, layout="half", scaling=None) -> Array:
     """LeRoPE (Mistral Large 4, released code): the frequencies of `rope` times exp(α), α [P]."""
-    theta, factor = frequencies(2 * len(alpha), base), 1.0
-    if scaling is not None:
-        theta, factor = scaling(theta, base), scaling.attention_factor
-    return rotated(row, row.distance[..., None] * (theta * np.exp(alpha)), layout, factor**2)
+    theta, size = scaled(2 * len(alpha), base, scaling)
+    return rotated(row, row.distance[..., None] * (theta * np.exp(alpha)), layout, size)
 
 
 def rope_pp(row: Row, *, equal="heads", fraction=1.0, layout="half", **of_rope) -> Array:
@@ -144,8 +145,7 @@ def rotated_values(
 
     As in DeepSeek-V4's released code; GTA is arXiv 2310.10375.
     """
-    theta = frequencies(round(fraction * v.shape[-1]), base)
-    theta = theta if scaling is None else scaling(theta, base)
+    theta, _ = scaled(round(fraction * v.shape[-1]), base, scaling)
     v_of_pair = rotate(v[:, None], -row.distance[..., None] * theta, layout)
     return np.einsum("hts,htsf->htf", weights, v_of_pair)
 
@@ -203,9 +203,8 @@ def rope_mixed(
             proportion = own(initial, base) / initial
             changed[axis] *= np.resize(proportion, pairs)
             factor = own.attention_factor
-    frequencies = changed
-    frequencies = np.repeat(frequencies, len(row.q) // frequencies.shape[1], axis=1)
-    angle = np.einsum("tsa,ahp->htsp", row.distance, frequencies)
+    of_heads = np.repeat(changed, len(row.q) // changed.shape[1], axis=1)
+    angle = np.einsum("tsa,ahp->htsp", row.distance, of_heads)
     return rotated(row, angle, layout, factor**2)
 
 
@@ -279,17 +278,15 @@ def rope_nd(
     gives other frequencies of its channels, which it multiplies by its `attention_factor`.
     """
     channels = channels or (2 * (row.q.shape[-1] // 2 // axes),) * axes
-    theta, size = np.zeros((2, sum(channels) // 2))
+    theta, sizes = np.zeros((2, sum(channels) // 2))
     axis_of = np.repeat(np.arange(axes), [n // 2 for n in channels])
     for axis, own in enumerate(each(scaling, axes)):
         b = np.broadcast_to(base, axes)[axis]
-        series = frequencies(sum(channels) if spectrum == "alternating" else channels[axis], b)
-        series = series if own is None else own(series, b)
-        step = slice(axis, None, axes) if spectrum == "alternating" else slice(None)
-        theta[axis_of == axis] = series[step]
-        size[axis_of == axis] = 1 if own is None else own.attention_factor
+        width = sum(channels) if spectrum == "alternating" else channels[axis]
+        series, sizes[axis_of == axis] = scaled(width, b, own)
+        theta[axis_of == axis] = series[axis::axes] if spectrum == "alternating" else series
     unit = 2 * np.pi if normalized else 1
-    return rotated(row, unit * row.distance[..., axis_of] * theta, layout, size**2)
+    return rotated(row, unit * row.distance[..., axis_of] * theta, layout, sizes)
 
 
 rope_2d = functools.partial(rope_nd, axes=2)  # Heo et al., arXiv 2403.13298: row and column
@@ -375,7 +372,5 @@ def mrope(
         axes = np.array([i % 3 if i // 3 < sections[i % 3] else 0 for i in range(pairs)])
     if time_last:
         axes = np.array([1 + i % 2 if i < 2 * sections[1] else 0 for i in range(pairs)])
-    theta, factor = frequencies(2 * pairs, base), 1.0
-    if scaling is not None:
-        theta, factor = scaling(theta, base), scaling.attention_factor
-    return rotated(row, row.distance[..., axes] * theta, layout, factor**2)
+    theta, size = scaled(2 * pairs, base, scaling)
+    return rotated(row, row.distance[..., axes] * theta, layout, size)

@@ -110,6 +110,27 @@ def take(
     return table.at[(*[slice(None)] * axis, index)].get(mode=mode, out_sharding=spec)
 
 
+def pick(x: jax.Array, index: jax.Array) -> jax.Array:
+    """x[b, index[b]] of each row b of a batch: [B, n, …] for x [B, T, …] and index [B, n]."""
+    return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
+
+
 def explicit_axes() -> bool:
     """Whether the mesh in force has Explicit axes."""
     return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+
+
+@functools.partial(jax.jit, static_argnames="axis", inline=True)
+def write_rows(old: jax.Array, new: jax.Array, start, axis: int) -> jax.Array:
+    """Puts `new`, of the same batch or one for all, at rows `start` and on."""
+    new = jnp.broadcast_to(new, (old.shape[0], *new.shape[1:])).astype(old.dtype)
+
+    def put(old, new, start):
+        return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis)
+
+    def put_apart(old, new, start):
+        # XLA for CPU fuses an update with each of its readers, for which it copies the cache over
+        # and over: wrapped in a one-iteration loop to block fusion.
+        return jax.lax.fori_loop(start, start + 1, lambda i, old: put(old, new, i), old)
+
+    return jax.lax.platform_dependent(old, new, start, cpu=put_apart, default=put)

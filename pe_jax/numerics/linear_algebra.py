@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from pe_jax.numerics.arrays import align, varying_like
+from pe_jax.numerics.products import matmul
 
 
 def eigh(hermitian: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -34,7 +35,7 @@ def solve_unit_lower(lower: jax.Array, right: jax.Array) -> jax.Array:
     )
     transposed = functools.partial(system, transpose_a=True)
     return jax.lax.custom_linear_solve(
-        lambda x: x + jnp.matmul(lower, x, precision=jax.lax.Precision.HIGHEST),
+        lambda x: x + matmul(lower, x),
         right,
         lambda _, right: _one_by_one(system, lower, right),
         lambda _, right: _one_by_one(transposed, lower, right),
@@ -54,11 +55,11 @@ def inverse_unit_lower(lower: jax.Array) -> jax.Array:
         """Rows of the inverse from those above: B⁻¹ (I - L X), B on the diagonal."""
         own, ones = (jax.lax.dynamic_slice_in_dim(x, i, BLOCK, -2) for x in (lower, unit))
         block = jax.lax.dynamic_slice_in_dim(own, i, BLOCK, -1)
-        square = _exact(block, block)  # of which the fourth power is 0
-        right = ones - _exact(own, inverse)
-        right = right - _exact(block, right)  # (I + B²)(I - B)
-        right = right + _exact(square, right)
-        right = right + _exact(_exact(square, square), right)
+        square = matmul(block, block)  # of which the fourth power is 0
+        right = ones - matmul(own, inverse)
+        right = right - matmul(block, right)  # (I + B²)(I - B)
+        right = right + matmul(square, right)
+        right = right + matmul(matmul(square, square), right)
         return jax.lax.dynamic_update_slice_in_dim(inverse, right, i, -2)
 
     count, start = lower.shape[-1] // BLOCK, varying_like(jnp.zeros_like(lower), lower)
@@ -67,13 +68,12 @@ def inverse_unit_lower(lower: jax.Array) -> jax.Array:
 
 
 BLOCK = 8  # rows
-_exact = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 @inverse_unit_lower.defjvp
 def _(primals, tangents):
     inverse = inverse_unit_lower(*primals)
-    return inverse, -_exact(inverse, _exact(tangents[0], inverse))
+    return inverse, -matmul(inverse, matmul(tangents[0], inverse))
 
 
 def _one_by_one(f: Callable, *matrices: jax.Array) -> Any:

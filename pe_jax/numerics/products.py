@@ -13,57 +13,49 @@ import jax.numpy as jnp
 
 from pe_jax.numerics.arrays import repeat_heads
 
-
-def _einsum(form: str, *operands: jax.Array) -> jax.Array:
-    return jnp.einsum(form, *operands, preferred_element_type=jnp.float32)
-
-
-def _sum_heads(x: jax.Array, count: int) -> jax.Array:
-    return x if x.shape[1] == count else x.reshape(len(x), count, -1, *x.shape[2:]).sum(2)
+# Of float32 as it is: by default GPUs and TPUs round the factors, to TF32 or bfloat16.
+einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
-def _transposed(x: jax.Array) -> jax.Array:
-    return jax.lax.optimization_barrier(jnp.swapaxes(x, 2, 3))
+def _product(form: str, dtype: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    """x [B, H, …] times y [B, K, …], rounded to `dtype`: float32."""
+    y = repeat_heads(y, x.shape[1])
+    return jnp.einsum(form, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def _sum_rows(dtype: Any, scores: jax.Array, x: jax.Array, count: int) -> jax.Array:
+    """Σ_t scores[t, s] x[t], over the heads that share a key head too: float32 [B, K, S, E].
+
+    For scores [B, H, T, S], x [B, H, T, E] and `count` key heads.
+    """
+    x = jax.lax.optimization_barrier(jnp.swapaxes(x.astype(dtype), 2, 3))
+    sums = jnp.swapaxes(_product("bhet,bhts->bhes", dtype, x, scores), 2, 3)
+    shared = sums.shape[1] != count
+    return sums.reshape(len(sums), count, -1, *sums.shape[2:]).sum(2) if shared else sums
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def multiply(dtype: Any, q: jax.Array, k: jax.Array) -> jax.Array:
     """q [B, H, T, E] times k [B, K, S, E], rounded to `dtype`: float32 [B, H, T, S]."""
-    return _einsum("bhte,bhse->bhts", q.astype(dtype), repeat_heads(k, q.shape[1]).astype(dtype))
-
-
-def _multiply_forward(dtype, q, k):
-    return multiply(dtype, q, k), (q, k)
-
-
-def _multiply_backward(dtype, saved, d):
-    q, k = saved
-    d, q = d.astype(dtype), q.astype(dtype)
-    d_q = _einsum("bhts,bhse->bhte", d, repeat_heads(k, q.shape[1]).astype(dtype))
-    d_k = jnp.swapaxes(_einsum("bhet,bhts->bhes", _transposed(q), d), 2, 3)
-    return d_q, _sum_heads(d_k, k.shape[1])
-
-
-multiply.defvjp(_multiply_forward, _multiply_backward)
+    return _product("bhte,bhse->bhts", dtype, q, k)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def average(dtype: Any, weights: jax.Array, v: jax.Array) -> jax.Array:
     """Weights [B, H, T, S] times v [B, K, S, F], rounded to `dtype`: float32 [B, H, T, F]."""
-    v = repeat_heads(v, weights.shape[1]).astype(dtype)
-    return _einsum("bhts,bhsf->bhtf", weights.astype(dtype), v)
+    return _product("bhts,bhsf->bhtf", dtype, weights, v)
 
 
-def _average_forward(dtype, weights, v):
-    return average(dtype, weights, v), (weights, v)
+def _of_multiply(dtype, saved, d):
+    q, k = saved
+    return average(dtype, d, k), _sum_rows(dtype, d, q, k.shape[1])
 
 
-def _average_backward(dtype, saved, d):
+def _of_average(dtype, saved, d):
     weights, v = saved
-    d, low = d.astype(dtype), weights.astype(dtype)
-    d_weights = _einsum("bhtf,bhsf->bhts", d, repeat_heads(v, weights.shape[1]).astype(dtype))
-    d_v = jnp.swapaxes(_einsum("bhft,bhts->bhfs", _transposed(d), low), 2, 3)
-    return d_weights, _sum_heads(d_v, v.shape[1])
+    return multiply(dtype, d, v), _sum_rows(dtype, weights, d, v.shape[1])
 
 
-average.defvjp(_average_forward, _average_backward)
+multiply.defvjp(lambda dtype, q, k: (multiply(dtype, q, k), (q, k)), _of_multiply)
+average.defvjp(lambda dtype, x, v: (average(dtype, x, v), (x, v)), _of_average)

@@ -247,10 +247,7 @@ def _falcon(keys: Keys) -> dict[str, Any]:
     require(norms == 1, "num_ln_in_parallel_attn", norms, fix)
     shared = keys.flag("parallel_attn", default=True)
     single = keys.flag("multi_query", default=True)
-    return {
-        "block": "parallel_shared" if shared else "before",
-        "kv_heads": 1 if single else 0,
-    }
+    return {"block": "parallel_shared" if shared else "before", "kv_heads": 1 if single else 0}
 
 
 def _opt(keys: Keys) -> dict[str, Any]:

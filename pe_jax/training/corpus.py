@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pe_jax.training import rows
+from pe_jax.training import manifest, rows
 from pe_jax.training.not_text import not_text, not_text_within
 from pe_jax.training.paths import local
 from pe_jax.training.splits import SPLITS, named_folders, splits_of
@@ -324,7 +324,7 @@ def _from_rows(name: str, named: Sequence[tuple[str, str, Path]], options: rows.
     if not all(counts.values()):
         listed = ", ".join(f"{split} {count}" for split, count in counts.items())
         raise ConfigError(f"data={name!r} has too few documents ({listed}); add some")
-    digests = [(file, rows.digest(path)) for _, file, path in named]
+    digests = [(file, manifest.file_hash(path)) for _, file, path in named]
     return Corpus(
         name,
         digest([*digests, ("options", repr(tuple(options)))]),

@@ -25,7 +25,7 @@ from pe_jax.training import packing, passkeys, records, tasks, token_files
 from pe_jax.training.config import EvalConfig
 from pe_jax.training.corpus import Corpus
 from pe_jax.training.tokenizer import BPE, Tokenizer, check_ids, utf8
-from pe_jax.validation import ConfigError, nearest
+from pe_jax.validation import ConfigError, nearest, refuse, require
 
 SOURCES = {
     "embedded": "embedded",
@@ -60,17 +60,14 @@ def load(spec: str, workdir: str = "") -> Corpus | tasks.Task:
         near = SOURCES[nearest(kind, SOURCES)]
         raise ConfigError(f"data={spec!r} is unknown; did you mean {near!r}?")
     if kind == "synthetic":
-        if source != spec:
-            raise ConfigError(f"data={spec!r}: a task has no text; use passkeys:text:DIR")
+        require(source == spec, "data", spec, "a task has no text; use passkeys:text:DIR")
         if argument not in tasks.TASKS:
             near = nearest(argument, tasks.TASKS)
-            raise ConfigError(f"data={spec!r}: unknown task; did you mean 'synthetic:{near}'?")
+            refuse("data", spec, f"unknown task; did you mean 'synthetic:{near}'?")
         return tasks.TASKS[argument]
     if kind == "text" and workdir and corpora.reads_below(argument, Path(workdir)):
-        raise ConfigError(
-            f"workdir={workdir!r}: data={source!r} would read the run's files as text; choose"
-            " a --config.workdir outside"
-        )
+        fix = f"data={source!r} would read the run's files as text"
+        refuse("workdir", workdir, f"{fix}; choose a --config.workdir outside")
     if kind == "embedded":
         corpus = corpora.embedded()
     else:
@@ -119,13 +116,13 @@ def train_iterator(
     if isinstance(corpus, tasks.Task):
         if not corpus.fitting(length + 1):
             least = corpus.decoded(corpus.shortest) - 1
-            raise ConfigError(f"length={length}: {corpus.name} needs at least {least}")
+            refuse("length", length, f"{corpus.name} needs at least {least}")
         rows = grain.MapDataset.range(2**62)[process_index::process_count]
         rows = rows.to_iter_dataset(IN_LINE).batch(batch // process_count)
         rows = rows.map(lambda index: tasks.train_rows(corpus, seed, index, length + 1))
         return _after(iter(rows), skip * batch // process_count, 1, 1.0)
     if tokenizer is None:
-        raise ConfigError(f"tokenizer=None: {corpus.name} is text; use tokenizer=bytes")
+        refuse("tokenizer", None, f"{corpus.name} is text; use tokenizer=bytes")
     documents = Encoded.of(corpus, "train", tokenizer, ends=True)
     documents = _for_processes(documents, process_count)
     tokens, size = _check_text(documents, length)
@@ -343,14 +340,14 @@ def eval_windows(
 def _check(length: int, batch: int, seed: int, process_index: int, process_count: int) -> None:
     if length < 1 or batch < 1:
         raise ConfigError(f"length={length}, batch={batch}: both must be at least 1")
-    if not 0 <= seed < 2**31:  # grain adds the window's number and takes 32 bits
-        raise ConfigError(f"seed={seed}: must be in [0, 2^31)")
-    if not 0 <= process_index < process_count:
-        raise ConfigError(f"process_index={process_index}: must be in [0, {process_count})")
+    # grain adds the window's number and takes 32 bits
+    require(0 <= seed < 2**31, "seed", seed, "must be in [0, 2^31)")
+    ok, fix = 0 <= process_index < process_count, f"must be in [0, {process_count})"
+    require(ok, "process_index", process_index, fix)
     if batch % process_count:
         fits = batch // process_count * process_count, -(-batch // process_count) * process_count
         fits = " or ".join(str(value) for value in fits if value)
-        raise ConfigError(f"batch={batch}: must divide over {process_count} processes; use {fits}")
+        refuse("batch", batch, f"must divide over {process_count} processes; use {fits}")
 
 
 def _check_text(encoded: Encoded, length: int) -> tuple[int, int]:

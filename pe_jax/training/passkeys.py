@@ -12,7 +12,7 @@ such questions into training rows. n tokens of a row, k of a key.
 import numpy as np
 
 from pe_jax.training.tokenizer import Tokenizer
-from pe_jax.validation import ConfigError
+from pe_jax.validation import require
 
 STATEMENT = (b"\nThe pass key is ", b". Remember it. ", b" is the pass key.\n")
 QUESTION = b"\nWhat is the pass key? The pass key is "
@@ -32,10 +32,8 @@ def room(tokens: Tokenizer) -> int:
 
 def check(length: int, tokens: Tokenizer) -> None:
     """Raises ConfigError where rows of `length` tokens are too short for the sentences."""
-    if length < room(tokens):
-        raise ConfigError(
-            f"length={length - 1}: a passkey needs {room(tokens) - 1}; use longer rows"
-        )
+    fix = f"a passkey needs {room(tokens) - 1}; use longer rows"
+    require(length >= room(tokens), "length", length - 1, fix)
 
 
 def plant(row: np.ndarray, tokens: Tokenizer, key: bytes, depth: float) -> np.ndarray:

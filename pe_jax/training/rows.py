@@ -6,10 +6,10 @@ A file is read once from end to end, row by row, to learn where its documents ar
 where it lies. Memory is 24 bytes per document, and one row group of a Parquet file.
 """
 
+import contextlib
 import csv
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import mmap
@@ -139,12 +139,6 @@ def read(path: Path, options: Options) -> Rows:
 def is_table(path: Path) -> bool:
     """Whether a file has rows, by its suffix."""
     return path.suffix.lower() in FORMATS
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file of any size."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def separator(counts: Mapping[str, int]) -> str:
@@ -315,21 +309,16 @@ def _arrow_row(path: Path, stamp: Any, _: int, index: int) -> Any:
     return _arrow_table(path, stamp).slice(index, 1).to_pylist()[0]
 
 
-class _pyarrow:
+@contextlib.contextmanager
+def _pyarrow(path: Path) -> Iterator[None]:
     """Its errors are ConfigErrors that name the file."""
+    import pyarrow
 
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, kind, error, trace):
-        import pyarrow
-
-        if isinstance(error, pyarrow.ArrowException | OSError):
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"data: {self.path} is damaged ({reason}); restore it") from None
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"data: {path} is damaged ({reason}); restore it") from None
 
 
 def _separated(path: Path, separator: bytes) -> Found:

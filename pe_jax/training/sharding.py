@@ -15,13 +15,13 @@ import optax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pe_jax.encodings.base import Recurrent, abstract_terms
+from pe_jax.encodings.base import Recurrent
 from pe_jax.encodings.terms import sums_rows
 from pe_jax.engines.dispatch import KERNELS
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous, RowSharded
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import MeshConfig
-from pe_jax.validation import ConfigError
+from pe_jax.validation import ConfigError, divisors, refuse, require
 
 AXES = ("data", "fsdp", "seq", "model")
 MESH_AXES = {  # logical axis → mesh axes
@@ -58,19 +58,17 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
     fill = [axis for axis, size in sizes.items() if size == -1]
     fixed = int(np.prod([size for size in sizes.values() if size != -1]))
     text = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
-    divisors = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
     if len(fill) > 1:
         raise ConfigError(f"mesh.{text}: at most one axis may be -1, as mesh.data is by default")
     if len(devices) % fixed or (not fill and fixed != len(devices)):
-        raise ConfigError(
-            f"mesh.{text}: the product must be the {len(devices)} devices; sizes from {divisors}"
-        )
+        fix = f"the product must be the {len(devices)} devices; sizes from {divisors(len(devices))}"
+        raise ConfigError(f"mesh.{text}: {fix}")
     for axis in fill:
         sizes[axis] = len(devices) // fixed
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if sizes["data"] % slices:
         fix = f"its devices are in {slices} slices; pass a multiple of that, or use one slice"
-        raise ConfigError(f"mesh.data={sizes['data']}: {fix}")
+        refuse("mesh.data", sizes["data"], fix)
     # A mesh axis of 4 does not divide a torus of 8 × 8 × 16 chips: a physical axis may be split.
     split = {"allow_split_physical_axes": True}
     if slices == 1:
@@ -114,12 +112,8 @@ def check_fits(
         sizes = {"queries": encoding.query_heads(dims), "key heads": dims.kv_heads}
         uses += [(f"{name}'s {part}", n, "mesh.model", tensor) for part, n in sizes.items()]
     for field, size, axis, parts in uses:
-        if size % parts:
-            fits = [n for n in range(1, size + 1) if size % n == 0][:24]
-            raise ConfigError(
-                f"{field}={size}: must divide over {axis}={parts};"
-                f" use a multiple of {parts}, or an axis among {fits}"
-            )
+        fix = f"use a multiple of {parts}, or an axis among {divisors(size)[:24]}"
+        require(size % parts == 0, field, size, f"must divide over {axis}={parts}; {fix}")
     if mesh.shape["seq"] > 1:
         _check_ring(model, mesh, lengths)
 
@@ -129,9 +123,7 @@ def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) 
     seq = f"mesh.seq={mesh.shape['seq']}"
     if any(isinstance(e, Recurrent) for e in model.pattern):
         raise ConfigError(f"{seq}: a recurrent layer reads whole rows in order; use mesh.seq=1")
-    row_schemes = [
-        e for e in model.pattern if sums_rows(abstract_terms(e, e.layer_dims(model.dims)))
-    ]
+    row_schemes = [e for e in model.pattern if sums_rows(model.terms_of(e))]
     if row_schemes:
         name = type(row_schemes[0]).__name__
         raise ConfigError(f"{seq}: {name} needs whole rows of scores; use mesh.seq=1")
@@ -147,10 +139,9 @@ def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) 
     for field, length in lengths.items():
         if length % parts:
             fits = [n for n in range(1, length + 1) if length % (times * n) == 0 or n == 1][:24]
-            raise ConfigError(
-                f"{field}={length}: must divide into {parts} blocks, {times} per device of {seq};"
-                f" use a multiple of {parts}, or mesh.seq among {fits}"
-            )
+            fix = f"use a multiple of {parts}, or mesh.seq among {fits}"
+            blocks = f"must divide into {parts} blocks, {times} per device of {seq}"
+            refuse(field, length, f"{blocks}; {fix}")
 
 
 def layout(model: ModelConfig, mesh: Mesh) -> Contiguous:
@@ -242,9 +233,9 @@ def cache_shardings(cache: Any, mesh: Mesh) -> Any:
     for name in ("k", "v", "k_raw", "beyond", "states", "state"):
         axes[name] = PartitionSpec(MESH_AXES["batch"], MESH_AXES["heads"])
 
-    def sharding(path, _):
+    def sharding(path, x):
         name = path_name(path[1:]).partition("/")[0]  # path[0] is the layer
-        return NamedSharding(mesh, axes.get(name, PartitionSpec()))
+        return NamedSharding(mesh, PartitionSpec(*axes.get(name, ())[: len(x.shape)]))
 
     return jax.tree_util.tree_map_with_path(sharding, cache)
 

@@ -16,7 +16,7 @@ import tokenizers
 from absl import logging
 
 from pe_jax.training.paths import local
-from pe_jax.validation import ConfigError, nearest
+from pe_jax.validation import ConfigError, nearest, refuse
 
 _END = ("<|endoftext|>", "</s>", "<eos>", "[EOS]")  # the usual names of an end token, in this order
 _LINE = re.compile(r"(?<=\S\n)(?=\S)")  # where a line begins that is not indented, after another
@@ -274,9 +274,7 @@ def changed(tokenizer: Tokenizer, text: str) -> str:
 def _load_bpe(path: str) -> BPE:
     path = str(local("tokenizer", path))
     if not Path(path).is_file():
-        raise ConfigError(
-            f"tokenizer='bpe:{path}': no such file; make one with tokenizer.train_bpe"
-        )
+        refuse("tokenizer", f"bpe:{path}", "no such file; make one with tokenizer.train_bpe")
     try:
         model = tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # the library raises a bare Exception
@@ -295,10 +293,8 @@ def _load_bpe(path: str) -> BPE:
 def _prepare(spec: str, model: tokenizers.Tokenizer) -> int:
     """Sets a model to encode whole documents as text, and returns its largest id."""
     if dropout := getattr(model.model, "dropout", None):
-        raise ConfigError(
-            f"tokenizer={spec!r}: encodes at random, also when evaluating; set its"
-            f" dropout={dropout:g} to null"
-        )
+        fix = f"encodes at random, also when evaluating; set its dropout={dropout:g} to null"
+        refuse("tokenizer", spec, fix)
     model.no_truncation()
     model.no_padding()
     model.encode_special_tokens = True  # a document cannot forge an end of document

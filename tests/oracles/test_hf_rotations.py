@@ -11,8 +11,8 @@ import pytest
 
 from pe_jax import hf
 from pe_jax.encodings.sink import SinkLogit
+from pe_jax.encodings.sums import parts_of
 from pe_jax.hf.families import MLA
-from pe_jax.hf.layers import parts
 from tests.oracles.hf_cases import CASES, ELSEWHERE, SCALINGS, flat
 from tests.oracles.hf_layers import INDEX, LENGTH, tiny
 from tests.oracles.replay import TOLERANCE
@@ -65,7 +65,7 @@ def test_what_is_read_is_what_reaches_the_models_softmax(recorded, name):
         size = max(np.abs(want).max(), 1.0)
         np.testing.assert_allclose(ours_scale * ours / size, theirs_scale * want / size, atol=1e-5)
         assert (options.get("softcap") or None) == layer.logit_cap
-        sunk = any(isinstance(part, SinkLogit) for part in parts(layer.encoding))
+        sunk = any(isinstance(part, SinkLogit) for part in parts_of(layer.encoding))
         assert (options.get("s_aux") is not None) == sunk
         normed = any(hasattr(module, name) for name in hf_types.NORMS)
         assert normed == layer.extras.qk_norm

@@ -21,7 +21,7 @@ import pytest
 import pe_jax
 from pe_jax import hf
 from pe_jax.encodings import mla
-from pe_jax.hf.layers import parts
+from pe_jax.encodings.sums import parts_of
 from tests.oracles.tiny_models import attend, configured, convolved, drawn, inklings
 from tools.cookbook_rows import LOGITS
 
@@ -268,6 +268,6 @@ LAYERS = {  # encodings and windows that occur
 def test_the_models_have_all_kinds_of_layers(live, kind):
     names = set()
     for layer in read(kind)[0]:
-        own = "+".join(type(part).__name__ for part in parts(layer.encoding))
+        own = "+".join(type(part).__name__ for part in parts_of(layer.encoding))
         names.add(own if layer.window is None else f"{own}@{layer.window}")
     assert names == LAYERS[kind]

@@ -11,11 +11,11 @@ from pe_jax.encodings.base import Recurrent, abstract_terms, adds_to_input
 from pe_jax.encodings.lerope import LeRoPE
 from pe_jax.encodings.registry import Spec, shortest
 from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.sums import parts_of
 from pe_jax.encodings.terms import Rotation
 from pe_jax.encodings.windowed import Windowed, without_window
 from pe_jax.models import surgery
 from pe_jax.models.config import ModelConfig
-from pe_jax.models.surgery import parts_of
 from pe_jax.validation import ConfigError
 
 

@@ -4,23 +4,41 @@ B batch, T queries, S keys, H query heads, K key heads, E head width, c tokens o
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 
 from pe_jax.encodings.terms.term import ProductTerm, RowTerm, Side, State, Tokens, kind
 from pe_jax.numerics import products
-from pe_jax.numerics.arrays import align, repeat_heads
+from pe_jax.numerics.arrays import align, repeat_heads, write_rows
 from pe_jax.numerics.linear_algebra import inverse_unit_lower, solve_unit_lower
+from pe_jax.numerics.products import einsum, matmul
 from pe_jax.validation import require
 
-CHUNK = 64  # tokens whose maps are multiplied by the UT transform; longer runs by doubling
+CHUNK = 64  # tokens whose maps are multiplied by the UT transform; longer runs by doubling,
+# and in a cache in turn
 
 
-einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 multiply = functools.partial(products.multiply, jnp.float32)
+
+
+class Mapped(NamedTuple):
+    """What a cache keeps of a `PathProduct`.
+
+    Attributes:
+      keys: as the tokens so far leave them, float32 [B, H, S, E].
+      maps: the state of each token, float32 [B, H, S, C].
+      length: how many tokens there were then, int32 [B]; -1 since some were taken back.
+    """
+
+    keys: jax.Array
+    maps: jax.Array
+    length: jax.Array
+
+
+jax.export.register_namedtuple_serialization(Mapped, serialized_name="pe_jax.Mapped")
 
 
 @kind
@@ -33,7 +51,7 @@ class PathProduct(ProductTerm):
     """
 
     along_rows = True
-    maps_keys = True
+    cache_step = CHUNK
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -55,7 +73,7 @@ class PathProduct(ProductTerm):
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:
         """Products of all pairs whose key is not later: float32 [B, H, T, S] for k.x [B, K, S, E].
 
-        The state of the keys is None, or in a cache these keys as `mapped` by all tokens before the
+        The state of the keys is None, or in a cache these keys as mapped by all tokens before the
         queries, [B, H, S, E]: those that map them further are the queries' own.
         """
         (maps, keys), tokens, solve = states, q.tokens, _solve_few
@@ -67,10 +85,35 @@ class PathProduct(ProductTerm):
         lost = einsum("bhis,bhsj->bhij", q_w, _lost(solve, keys, k.tokens, maps, tokens))
         return einsum("bhie,bhje->bhij", x, keys) - lost
 
-    def mapped(self, keys: jax.Array, k: Tokens, maps: jax.Array, tokens: Tokens) -> jax.Array:
-        """Keys [B, H, S, E] after the maps u ‖ w [B, H, T, 2E] of those tokens that are later."""
-        w = maps[..., self.state.width // 2 :]
-        return keys - einsum("bhse,bhsj->bhje", w, _lost(_solve_few, keys, k, maps, tokens))
+    def empty(self, batch, rows, width, dims):
+        """Keys that tokens map, and their maps."""
+        shape = batch, dims.heads, rows
+        keys, maps = (jnp.zeros((*shape, n), jnp.float32) for n in (width, self.state.width))
+        return Mapped(keys, maps, jnp.zeros(batch, jnp.int32))
+
+    def read(self, kept, state, k, new, length):
+        """Keys as the tokens before the new ones leave them; they are mapped further then."""
+        start, capacity = length.max(initial=0), k.x.shape[2]
+
+        def of_heads(x):
+            return repeat_heads(x.astype(k.x.dtype), kept.keys.shape[1]).astype(jnp.float32)
+
+        def part(n, keys):
+            keys = jnp.where(n == 0, of_heads(k.x), keys)
+            rows = n * CHUNK + jnp.arange(CHUNK, dtype=jnp.int32)
+            take = functools.partial(jnp.take, indices=rows, mode="clip")
+            segments = k.tokens.segments
+            segments = None if segments is None else take(segments, axis=1)
+            tokens = Tokens(rows, take(k.tokens.index, axis=1), segments)
+            filled = (rows < start)[None, None, :, None]
+            return _mapped(keys, k.tokens, jnp.where(filled, take(kept.maps, axis=2), 0), tokens)
+
+        # anew, if tokens were taken back; a `cond` would copy the keys in each step
+        parts = jnp.where((kept.length == length).all(), 0, -(-capacity // CHUNK))
+        keys = jax.lax.fori_loop(0, parts, part, kept.keys)
+        keys = write_rows(keys, of_heads(new.x), start, 2)
+        maps, then = write_rows(kept.maps, state, start, 2), length + new.x.shape[2]
+        return keys, Mapped(_mapped(keys, k.tokens, state, new.tokens), maps, then)
 
     def whole_rows(self, spec: Any) -> bool:
         """Tiles take queries and keys that are the same tokens in order, under a causal mask."""
@@ -78,6 +121,12 @@ class PathProduct(ProductTerm):
 
     def in_tiles(self):
         return PathTiles(self.state)
+
+
+def _mapped(keys: jax.Array, k: Tokens, maps: jax.Array, tokens: Tokens) -> jax.Array:
+    """Keys [B, H, S, E] after the maps u ‖ w [B, H, T, 2E] of those tokens that are later."""
+    w = maps[..., keys.shape[-1] :]
+    return keys - einsum("bhse,bhsj->bhje", w, _lost(_solve_few, keys, k, maps, tokens))
 
 
 def _lost(solve, keys, k: Tokens, maps, tokens: Tokens) -> jax.Array:

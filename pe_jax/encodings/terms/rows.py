@@ -12,16 +12,10 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms.term import (
-    RowTerm,
-    State,
-    halves,
-    kind,
-    static,
-)
+from pe_jax.encodings.terms.term import RowTerm, State, halves, kind, static
 from pe_jax.numerics.arrays import varying_like
+from pe_jax.numerics.products import einsum, matmul
 
-EXACT = jax.lax.Precision.HIGHEST
 BLOCK = 32  # columns that are summed by one small matrix product
 
 
@@ -98,7 +92,7 @@ class RowSum(RowTerm):
         """`row` with the gates of the block."""
         (numbers, left), right = states
         if left is not None:
-            product = jnp.einsum("...tc,...sc->...ts", left, right, precision=EXACT)
+            product = einsum("...tc,...sc->...ts", left, right)
             products = jnp.broadcast_to(product, products.shape)
         gates = jnp.where(visible, self.gate(products), 0)
         bias = self.fn(numbers, before + suffix_sums(gates, self.own))
@@ -133,4 +127,4 @@ def suffix_sums(x: jax.Array, own: bool) -> jax.Array:
 def _triangle_sums(x: jax.Array, own: bool) -> jax.Array:
     index = jnp.arange(x.shape[-1], dtype=jnp.int32)
     later = index[:, None] >= index[None] + int(not own)
-    return jnp.matmul(x, later.astype(x.dtype), precision=EXACT)
+    return matmul(x, later.astype(x.dtype))

@@ -27,6 +27,7 @@ from pe_jax.encodings.terms.term import (
     static,
 )
 from pe_jax.numerics.arrays import repeat_heads, varying_like
+from pe_jax.numerics.products import einsum
 from pe_jax.numerics.running_sums import between, difference, exactly, pieces
 from pe_jax.validation import require
 
@@ -76,14 +77,13 @@ def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -
 
     start = jnp.zeros((*q.shape[:3], k.shape[2]), jnp.float32)
     per_row, per_column = (jnp.ones(n, jnp.float32) for n in start.shape[2:])
-    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
     @jax.checkpoint
     def add(total, channel):
         # Products with ones, not broadcasts: so the gradients of the six are products too, where
         # each would have a loop that computes the exponential again.
-        rows = (product("bhr,c->bhrc", x, per_column) for x in channel[:3])
-        columns = (product("bhc,r->bhrc", x, per_row) for x in channel[3:])
+        rows = (einsum("bhr,c->bhrc", x, per_column) for x in channel[:3])
+        columns = (einsum("bhc,r->bhrc", x, per_row) for x in channel[3:])
         return total + fade(*rows, *columns), None
 
     channels = [jnp.moveaxis(x, -1, 0) for x in (*rows, *columns)]
@@ -97,7 +97,7 @@ def _faded_before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.A
     """
     first = q_state[:, :, :1]
     queries, keys = _faded_to(first, q, q_state, 1), _faded_to(first, k, k_state, -1)
-    return _exact("bhre,bhce->bhrc", queries, keys)
+    return einsum("bhre,bhce->bhrc", queries, keys)
 
 
 def _faded_to(middle: jax.Array, x: jax.Array, state: jax.Array, sign: Any) -> jax.Array:
@@ -112,7 +112,6 @@ def _faded_to(middle: jax.Array, x: jax.Array, state: jax.Array, sign: Any) -> j
 
 
 NEAR = 32  # tokens of a block in `_faded_in_order`
-_exact = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 def _faded_in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array):
@@ -131,7 +130,7 @@ def _faded_in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax
         q, k, *states = (x.reshape(batch, -1, 2, size, x.shape[-1]) for x in sides)
         middle = states[0][:, :, 1:, :1]
         queries, keys = (_faded_to(middle, x, y, sign) for x, y in ((q, states[0]), (k, states[1])))
-        other = _exact("bphre,bphce->bphrc", queries, keys[:, :, ::-1])
+        other = einsum("bphre,bphce->bphrc", queries, keys[:, :, ::-1])
         same = scores.reshape(other.shape)
         first = jnp.concatenate([same[:, :, 0], other[:, :, 0]], -1)
         second = jnp.concatenate([other[:, :, 1], same[:, :, 1]], -1)
@@ -152,7 +151,7 @@ def _faded_near(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Arr
         middle, sign = jnp.take(q_state, middle, axis=2), (2 * (half & 1) - 1)[:, None]
         queries, keys = (_faded_to(middle, x, y, sign) for x, y in ((q, q_state), (k, k_state)))
         parted = half[:, None] ^ half == 1
-        return jnp.where(parted, _exact("bhre,bhce->bhrc", queries, keys), scores), None
+        return jnp.where(parted, einsum("bhre,bhce->bhrc", queries, keys), scores), None
 
     own = jnp.eye(len(token)) * (q * k).sum(-1)[..., None]
     levels = jnp.arange((len(token) - 1).bit_length(), dtype=jnp.int32)
@@ -186,9 +185,8 @@ class PhaseProduct(ProductTerm):
 def _of_key_heads(shape: tuple[int, ...], q: jax.Array, k: jax.Array) -> jax.Array:
     """q·k of queries [B, H, T, E] and keys [B, K, S, E], each read once: float32 [B, H, T, S]."""
     rows = q.reshape(shape[0], k.shape[1], -1, q.shape[-1])
-    exact = jax.lax.Precision.HIGHEST
-    how = {"precision": exact, "preferred_element_type": jnp.float32}
-    return jnp.einsum("bkre,bkse->bkrs", rows, k, **how).reshape(*shape, k.shape[2])
+    products = einsum("bkre,bkse->bkrs", rows, k, preferred_element_type=jnp.float32)
+    return products.reshape(*shape, k.shape[2])
 
 
 @kind
@@ -314,8 +312,7 @@ class TokenProduct(ScoreTerm):
 
     def scores(self, q, k, states):
         rows, columns = halves(self.state, states)
-        exact = jax.lax.Precision.HIGHEST
-        return jnp.einsum("...tc,...sc->...ts", rows, columns, precision=exact)
+        return einsum("...tc,...sc->...ts", rows, columns)
 
 
 @kind

@@ -89,6 +89,8 @@ class Term:
     all_heads: ClassVar[bool] = False  # it reads the scores of all heads of a pair
     costly_near: ClassVar[bool] = False  # a pair costs more near a query: tiles are then smaller
     has_tile_states: ClassVar[bool] = False  # it has `tile_states`: tiles are then square
+    offsets_keys: ClassVar[bool] = False  # it takes a part of each key from the key before it
+    cache_step: ClassVar[int | None] = None  # a cache takes at most so many tokens at once
     reads_raw: str = ""  # the side that it reads before rotations: "q" or "k"
     state: "State | None" = None  # for kinds that read each token's state
 
@@ -96,6 +98,48 @@ class Term:
     def key_width(self) -> int:
         """How many numbers of a key's state it reads, the last ones; a cache holds them."""
         return 0 if self.state is None else self.state.width
+
+    # What a cache keeps of it: arrays that are `empty` at first, of which those of new tokens are
+    # `written` and then all `read`; `offset_new` comes before them, where it `offsets_keys`.
+
+    def empty(self, batch: int, rows: int, width: int, dims: Any) -> Any:
+        """What a cache keeps before the first token: arrays with the batch first, or None.
+
+        Those of floats are float32, [B, n, S, C] of each of `rows` tokens or [B, n, 1, C] of the
+        last one, from which the next goes on. One of int32, [B], is how many tokens the others
+        follow from; `truncate` makes it -1. `width` is that of rotated keys.
+        """
+        if self.key_width:
+            return jnp.zeros((batch, dims.heads, rows, self.key_width), jnp.float32)
+        if self.state is not None and self._goes_on:
+            return jnp.zeros((batch, dims.heads, 1, self.state.width), jnp.float32)
+        return None
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether its state is a running sum."""
+        return self.state is not None and self.state.after is not None
+
+    def offset_new(self, k: jax.Array, kept: Any, is_token: Any, rank: Any) -> Any:
+        """New keys [B, T, K, E] before rotations, offset, and what to write.
+
+        `is_token` and `rank` are [B or 1, T]: which are no padding, and their index in the segment.
+        """
+        raise NotImplementedError
+
+    def written(self, state: Any) -> Any:
+        """What a cache writes of the states of new tokens, [B or 1, H, T, C]; None: nothing."""
+        if self.key_width:
+            return state[..., -self.key_width :]
+        return state[:, :, -1:] if self._goes_on else None
+
+    def read(self, kept: Any, state: Any, k: "Side", new: "Side", length: jax.Array) -> Any:
+        """The state of all keys as its other methods take it; and what is kept then, or None.
+
+        None: what was `written`. `kept` is that of all `k` tokens, of which the `new` ones are the
+        last; `k.x` has the rotated keys of the `length` [B] tokens before. `state` is of the new.
+        """
+        return kept if self.key_width else None, None
 
     def prepare(self, q: "Side", k: "Side", states: Any, scale: float) -> Any:
         """Its states of queries and of keys as its other methods take them, made once per call."""
@@ -237,20 +281,10 @@ class ScoreTerm(Term):
 
 
 class ProductTerm(Term):
-    """Replaces q·k; at most one per call.
-
-    Attributes:
-      maps_keys: each token maps all keys before it (`mapped`); a cache keeps them so.
-    """
-
-    maps_keys: ClassVar[bool] = False
+    """Replaces q·k; at most one per call."""
 
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:
         """What replaces q·k, before the scale: float32 [B, H, T, S]."""
-        raise NotImplementedError
-
-    def mapped(self, keys: jax.Array, k: Tokens, maps: jax.Array, tokens: Tokens) -> jax.Array:
-        """Keys [B, H, S, E] after the maps of later tokens, of states `maps` [B, H, T, C]."""
         raise NotImplementedError
 
 

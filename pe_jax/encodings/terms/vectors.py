@@ -55,6 +55,8 @@ class KeyOffset(AroundEngine):
     The first key of a document keeps its own. At most one.
     """
 
+    offsets_keys = True
+
     channels: tuple[int, ...] = static()
 
     def offset(self, k: jax.Array, before: jax.Array, follows: jax.Array) -> jax.Array:
@@ -62,6 +64,19 @@ class KeyOffset(AroundEngine):
         taken = np.isin(np.arange(k.shape[-1]), self.channels)
         taken = follows[..., None, None] & align(taken, k)
         return jnp.where(taken, before.astype(k.dtype), k)
+
+    def empty(self, batch, rows, width, dims):
+        """The last key before rotations."""
+        return jnp.zeros((batch, dims.kv_heads, 1, dims.head_dim), jnp.float32)
+
+    def offset_new(self, k, kept, is_token, rank):
+        """From the key of the token before each; that of the first is kept, as the last will be."""
+        keys = jnp.concatenate([jnp.swapaxes(kept, 1, 2).astype(k.dtype), k], 1)
+        row = jnp.arange(1, k.shape[1] + 1, dtype=jnp.int32)[None]
+        at = jax.lax.cummax(jnp.where(is_token, row, 0), axis=1)[..., None, None]
+        before = jnp.take_along_axis(keys, jnp.pad(at, ((0, 0), (1, 0), (0, 0), (0, 0))), 1)
+        last = jnp.swapaxes(before[:, -1:], 1, 2)
+        return self.offset(k, before[:, :-1], is_token & (rank > 0)), last
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,6 @@ from pe_jax.engines.decoding.ring_buffer import ring_buffer
 from pe_jax.engines.decoding.storage import (
     Cache,
     Indices,
-    Mapped,
     RecurrentCache,
     Rows,
     add_segments,
@@ -41,12 +40,11 @@ from pe_jax.engines.decoding.storage import (
     take,
     truncate,
     with_segments,
-    write_rows,
 )
 from pe_jax.engines.sharded import axes
 from pe_jax.engines.sharded.axes import step_under_auto_axes
 from pe_jax.engines.sharded.layout import CONTIGUOUS
-from pe_jax.numerics.arrays import repeat_heads
+from pe_jax.numerics.arrays import pick
 from pe_jax.numerics.position_arrays import check_exact, concrete
 from pe_jax.validation import is_int, python_ints, refuse, require
 
@@ -75,10 +73,8 @@ def empty(
     * k_raw [B, K, S, E], keys before rotations: if keys are rotated and meet relative queries;
     * beyond [B, H, S] float32, each key's relative-query term beyond the horizon: if there are
       relative queries and their horizon ends within the capacity;
-    * states, for each term [B, H, S, C] float32 if it reads the states of keys, [B, H, 1, C] if its
-      state is a running sum that goes on, [B, K, 1, E], the last key, for a `KeyOffset`, else None;
-    * mapped, keys [B, H, S, E] and states [B, H, S, C] float32, if tokens map the keys before them
-      (PaTH): each new token maps them all, and after a `truncate` they are mapped anew;
+    * states, for each term what it keeps (`Term.empty`): [B, H, S, C] float32 if it reads the
+      states of keys, [B, H, 1, C] if its state is a running sum that goes on, else mostly None;
     * tables, for each term [B, H or 1, n, …] float32 if it depends on the distance: its values for
       the n = horizon + 1 (without one, S) distances that occur, evaluated once from `params`, the
       same for each row. They do not follow parameters that change later. Without `params` there are
@@ -127,32 +123,19 @@ def empty(
         if claims.axes == 1:
             tables = axes.call(make_tables, PartitionSpec(), params)
 
-    def zeros(heads: int, width: int, dtype=dtype, rows: int = capacity) -> jax.Array:
-        return jnp.zeros((batch, heads, rows, width), dtype)
+    def zeros(width: int) -> jax.Array:
+        return jnp.zeros((batch, dims.kv_heads, capacity, width), dtype)
 
-    def state(term: Any):
-        if isinstance(term, kinds.KeyOffset):
-            return zeros(dims.kv_heads, dims.head_dim, jnp.float32, 1)
-        if term.key_width:
-            return zeros(dims.heads, term.key_width, jnp.float32)
-        if term.state is not None and term.state.after is not None:
-            return zeros(dims.heads, term.state.width, jnp.float32, 1)
-        return None
-
-    width, mapped = _key_width(terms, shape, dims), None
-    for _, term in _mapping(terms):
-        keys, maps = (zeros(dims.heads, n, jnp.float32) for n in (width, term.state.width))
-        mapped = Mapped(keys, maps, jnp.zeros(batch, jnp.int32))
+    width = _key_width(terms, shape, dims)
     return Cache(
-        k=zeros(dims.kv_heads, width),
-        v=zeros(dims.kv_heads, dims.head_dim),
-        k_raw=zeros(dims.kv_heads, dims.head_dim) if relative and rotated else None,
+        k=zeros(width),
+        v=zeros(dims.head_dim),
+        k_raw=zeros(dims.head_dim) if relative and rotated else None,
         beyond=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if beyond else None,
-        states=tuple(map(state, terms)),
+        states=tuple(term.empty(batch, capacity, width, dims) for term in terms),
         tables=tables,
         positions=jnp.zeros(shape, jnp.int32),
         length=jnp.zeros(batch, jnp.int32),
-        mapped=mapped,
         made_for=_made_for(encoding, capacity),
         ring=ring,
     )
@@ -235,11 +218,12 @@ def extend(
     if not (sizes.rows and sizes.queries):
         return jnp.zeros(result.shape, q.dtype), cache
     start, count, indices = cache.start, sizes.queries, None
-    if cache.mapped is not None and count > PART and implementation is None and mask is None:
+    step = _most_at_once(layer.encoding, cache.capacity, dims)
+    if step is not None and count > step and implementation is None and mask is None:
         check_fit(cache, count)
         options = {"encoding": layer, "params": params, "dims": dims, "terms": terms}
         options |= {"causal": causal, "scale": scale, "logit_cap": logit_cap, "embedded": embedded}
-        return _in_parts(cache, (q, k, v, x, positions, segments), **options)
+        return _in_parts(cache, step, (q, k, v, x, positions, segments), **options)
     single = positions is None and count == 1 and implementation is None
     if segments is not None or cache.segments is not None:
         cache, *indices = add_segments(cache, segments, count)
@@ -269,17 +253,17 @@ def extend(
         logit_cap=logit_cap,
     )
     is_array = mask is not None and not isinstance(mask, kinds.Mask)
-    if is_array and kinds.select(terms, kinds.KeyOffset):
+    if is_array and any(term.offsets_keys for term in terms):
         refuse("mask", mask, f"{name} must know which tokens are padding: pass segments= instead")
     for term in added:
         if not isinstance(term, kinds.Sink) or term.state is not None:
             fix = "a cache takes it as part of an encoding alone"
             refuse("terms", type(term).__name__, fix)
 
-    # Tables and states are those of the encoding's terms, which come first.
+    # Tables and what is kept are those of the encoding's terms, which come first.
     own, none = terms[: len(cache.states)], (None,) * (len(terms) - len(cache.states))
     states = _states(cache, own, x, positions, indices) + none
-    k, last_key = _offset_keys(cache, own, k, indices)
+    k, offsets = _offset_keys(cache, own, k, indices)
     new_q, new_k, new_v = pipeline.rotated(terms, q, k, v, [positions] * 2, [states] * 2)
     single = single and indices is None and mask is None and layer.chunk is None
     missing = cache.tables is None and (single or cache.beyond is not None)
@@ -289,28 +273,22 @@ def extend(
     if cache.beyond is not None:
         beyond = one_token.beyond(own, tables, new_k.raw, dims.heads)
 
-    def kept(term: Any, state: Any, old: Any) -> Any:
-        """What is read of keys, or the last value of a running sum, or the last key."""
-        if isinstance(term, kinds.KeyOffset):
-            return last_key
-        if old is None:
-            return None
-        return state[..., -term.key_width :] if term.key_width else state[:, :, -1:]
-
-    of_terms = tuple(map(kept, own, new_q.states, cache.states))
-    new = Rows(new_k.x, new_v, new_k.raw, beyond, of_terms, positions)
+    each = zip(own, offsets, new_q.states, strict=False)
+    written = (last if t.offsets_keys else t.written(state) for t, last, state in each)
+    new = Rows(new_k.x, new_v, new_k.raw, beyond, tuple(written), positions)
     before, cache = cache, append(cache, new)
 
     rows, index = in_sight(before, cache, new)
     of_new, of_rows = _both_sides(spec, positions, count, start, rows, index, indices)
     k_raw = rows.k if rows.k_raw is None else rows.k_raw
     k_raw = None if new_k.raw is None else k_raw.astype(q.dtype)
-    key_states = [x if term.key_width else None for term, x in zip(own, rows.states, strict=True)]
-    for n, term in _mapping(own):
-        maps = new_q.states[n]
-        key_states[n], mapped = _mapped(term, before, new_k.x, maps, of_new, of_rows)
-        cache = dataclasses.replace(cache, mapped=mapped._replace(length=cache.length))
-    k_side = Side(rows.k.astype(q.dtype), k_raw, (*key_states, *none), of_rows)
+    sides = Side(before.k, None, (), of_rows), new_k._replace(tokens=of_new)
+    key_states, kept = [None] * len(terms), list(cache.states)
+    for n, term in enumerate(own):
+        key_states[n], now = term.read(rows.states[n], new_q.states[n], *sides, before.length)
+        kept[n] = kept[n] if now is None else now
+    cache = dataclasses.replace(cache, states=tuple(kept))
+    k_side = Side(rows.k.astype(q.dtype), k_raw, tuple(key_states), of_rows)
     values = rows.v.astype(q.dtype)
     pairs = checks.pair_arrays(mask, None, sizes, values.shape[2], implementation, CONTIGUOUS)
     if pairs:  # of rows that it hides, scores are masked, and values have the weight 0
@@ -318,7 +296,7 @@ def extend(
         values = jnp.where(seen, values, jnp.zeros((), values.dtype))
     call = Call(spec, terms, new_q._replace(tokens=of_new), k_side, values, **pairs)
     engine: Any = implementation
-    if engine is None and cache.mapped is not None:  # few tokens
+    if engine is None and step is not None:  # few tokens
         engine = reference.attend
     if single:
         held = {"beyond": cache.beyond, "tables": (*tables, *none), "at": start}
@@ -329,17 +307,15 @@ def extend(
     return out, cache
 
 
-PART = 64  # tokens that map keys at a time
+@functools.lru_cache(256)
+def _most_at_once(encoding: Encoding, capacity: int, dims: Dims) -> int | None:
+    """How many tokens the terms take at once; None: any number."""
+    steps = (term.cache_step for term in abstract_terms(encoding.at_length(capacity), dims))
+    return min((step for step in steps if step is not None), default=None)
 
 
-def _mapping(terms: tuple) -> list[tuple[int, Any]]:
-    """The term whose tokens map keys, and its number; or none."""
-    each = enumerate(terms)
-    return [(n, t) for n, t in each if isinstance(t, kinds.ProductTerm) and t.maps_keys]
-
-
-def _in_parts(cache: Cache, tokens: tuple, **options: Any) -> tuple[jax.Array, Cache]:
-    """`extend` by q, k, v, x, positions and segments of many tokens, a few at a time."""
+def _in_parts(cache: Cache, step: int, tokens: tuple, **options: Any) -> tuple[jax.Array, Cache]:
+    """`extend` by q, k, v, x, positions and segments of many tokens, `step` at a time."""
 
     def part(cache, tokens):
         q, k, v, x, positions, segments = tokens
@@ -349,43 +325,15 @@ def _in_parts(cache: Cache, tokens: tuple, **options: Any) -> tuple[jax.Array, C
 
     tokens = tuple(np.asarray(x) if isinstance(x, list | tuple) else x for x in tokens)
     count = tokens[0].shape[1]
-    first = count - (count - 1) // PART * PART  # 1 to PART; then the cache's arrays are there
+    first = count - (count - 1) // step * step  # 1 to step; then the cache's arrays are there
     cache, out = part(cache, jax.tree.map(lambda x: x[:, :first], tokens))
 
     def cut(x):
-        return jnp.moveaxis(x[:, first:].reshape(len(x), -1, PART, *x.shape[2:]), 1, 0)
+        return jnp.moveaxis(x[:, first:].reshape(len(x), -1, step, *x.shape[2:]), 1, 0)
 
     cache, outs = jax.lax.scan(part, cache, jax.tree.map(cut, tokens))
     outs = jnp.moveaxis(outs, 0, 1).reshape(len(out), -1, *out.shape[2:])
     return jnp.concatenate([out, outs], 1), cache
-
-
-def _mapped(
-    term: Any, before: Cache, k: jax.Array, maps: jax.Array, of_new: Tokens, of_rows: Tokens
-) -> tuple[jax.Array, Mapped]:
-    """All keys [B, H, S, E], those before the new ones mapped as far as these; and what to keep."""
-    old: Any = before.mapped
-    heads = old.keys.shape[1]
-
-    def float_keys(k):
-        return repeat_heads(k.astype(before.k.dtype), heads).astype(jnp.float32)
-
-    def part(n, keys):
-        keys = jnp.where(n == 0, float_keys(before.k), keys)
-        rows = n * PART + jnp.arange(PART, dtype=jnp.int32)
-        take = functools.partial(jnp.take, indices=rows, mode="clip")
-        filled = (rows < before.start)[None, None, :, None]
-        segments = None if of_rows.segments is None else take(of_rows.segments, axis=1)
-        tokens = Tokens(rows, take(of_rows.index, axis=1), segments)
-        maps = jnp.where(filled, take(old.maps, axis=2), 0)
-        return term.mapped(keys, of_rows, maps, tokens)
-
-    # anew, if tokens were taken back; a `cond` would copy the keys in each step
-    parts = jnp.where((old.length == before.length).all(), 0, -(-before.capacity // PART))
-    keys = jax.lax.fori_loop(0, parts, part, old.keys)
-    keys = write_rows(keys, float_keys(k), before.start, 2)
-    kept = write_rows(old.maps, maps, before.start, 2)
-    return keys, Mapped(term.mapped(keys, of_rows, maps, of_new), kept, old.length)
 
 
 @functools.partial(jax.jit, inline=True)
@@ -394,7 +342,7 @@ def _first_row(tables: Any) -> Any:
     return jax.tree.map(lambda x: x[0], tables)
 
 
-KEPT = ("k", "k_raw", "beyond", "states", "mapped", "positions")  # what depends on the encoding
+KEPT = ("k", "k_raw", "beyond", "states", "positions")  # what depends on the encoding
 
 
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
@@ -411,10 +359,9 @@ def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
             actual = jax.tree.map(jnp.shape, getattr(cache, name))
             needs = f"{encoding_checks.title(encoding)} needs {expected}"
             require(actual == expected, f"cache.{name}", actual, f"{needs}; {fix}")
-    held = {"states": cache.states, "beyond": cache.beyond, "mapped": (cache.mapped or ())[:2]}
-    for name, arrays in held.items():  # as a policy of half precision over all arrays casts them
-        for x in jax.tree.leaves(arrays):
-            if x.dtype != jnp.float32:
+    for name in ("states", "beyond"):  # as a policy of half precision over all arrays casts them
+        for x in jax.tree.leaves(getattr(cache, name)):
+            if x.dtype not in (jnp.float32, jnp.int32):
                 fix = "running sums and tables are float32; cast k and v alone"
                 raise TypeError(f"cache.{name} has dtype {x.dtype}: {fix}")
 
@@ -482,20 +429,17 @@ def _states(cache: Cache, terms: tuple, x, positions, indices: Any) -> tuple:
     return tuple(states)
 
 
-def _offset_keys(cache: Cache, terms: tuple, k: jax.Array, indices: Any) -> tuple[jax.Array, Any]:
-    """New keys [B, T, K, E] with what a `KeyOffset` takes of the key before, and the last key."""
-    last: Any = None
+def _offset_keys(cache: Cache, terms: tuple, k: jax.Array, indices: Any) -> tuple[jax.Array, list]:
+    """New keys [B, T, K, E] with what terms take of the key before each; what each then keeps."""
+    row, offsets = jnp.arange(k.shape[1], dtype=jnp.int32)[None], []
     for term, old in zip(terms, cache.states, strict=True):
-        if isinstance(term, kinds.KeyOffset):
-            row = jnp.arange(k.shape[1], dtype=jnp.int32)[None]
+        last = None
+        if term.offsets_keys:
             is_token = row >= 0 if indices is None else indices[1].segments >= 0
             rank = row + cache.start if indices is None else indices[1].rank
-            keys = jnp.concatenate([jnp.swapaxes(old, 1, 2).astype(k.dtype), k], 1)
-            at = jax.lax.cummax(jnp.where(is_token, row + 1, 0), axis=1)[..., None, None]
-            before = jnp.take_along_axis(keys, jnp.pad(at, ((0, 0), (1, 0), (0, 0), (0, 0))), 1)
-            last = jnp.swapaxes(before[:, -1:], 1, 2)
-            k = term.offset(k, before[:, :-1], is_token & (rank > 0))
-    return k, last
+            k, last = term.offset_new(k, old, is_token, rank)
+        offsets.append(last)
+    return k, offsets
 
 
 def _sum_of_tokens(term: Any, x, positions, before, new: Indices) -> jax.Array:
@@ -507,8 +451,7 @@ def _sum_of_tokens(term: Any, x, positions, before, new: Indices) -> jax.Array:
     order = jnp.argsort(~is_token, axis=1, stable=True)
 
     def tokens_first(y):
-        y = jnp.broadcast_to(y, (len(is_token), *y.shape[1:]))
-        return jnp.take_along_axis(y, order.reshape(*order.shape, *(1,) * (y.ndim - 2)), 1)
+        return pick(jnp.broadcast_to(y, (len(is_token), *y.shape[1:])), order)
 
     sums = term.state(tokens_first(x), tokens_first(positions), before)
     count = jnp.cumsum(is_token, axis=1)[:, :, None, None]

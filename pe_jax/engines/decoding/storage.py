@@ -16,22 +16,9 @@ import numpy as np
 from pe_jax import positions as pos
 from pe_jax.engines import checks
 from pe_jax.engines.decoding.ring_buffer import RingBuffer
+from pe_jax.numerics.arrays import write_rows
 from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import require
-
-
-class Mapped(NamedTuple):
-    """The keys of a scheme whose tokens map all keys before them (`ProductTerm.maps_keys`).
-
-    Attributes:
-      keys: as the tokens so far leave them, float32 [B, H, S, E].
-      maps: the state of each token, float32 [B, H, S, C].
-      length: how many tokens there were then, int32 [B]; -1 since some were taken back.
-    """
-
-    keys: jax.Array
-    maps: jax.Array
-    length: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -59,7 +46,6 @@ class Cache:
     positions: jax.Array
     length: jax.Array
     segments: jax.Array | None = None
-    mapped: Mapped | None = None
     made_for: str = dataclasses.field(default="", metadata={"static": True})
     ring: RingBuffer | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -112,7 +98,6 @@ def _static(made_for: str, ring: list[int] | None) -> tuple[str, RingBuffer | No
     return made_for, RingBuffer(*ring) if ring else None
 
 
-jax.export.register_namedtuple_serialization(Mapped, serialized_name="pe_jax.Mapped")
 jax.export.register_pytree_node_serialization(
     Cache,
     serialized_name="pe_jax.Cache",
@@ -282,7 +267,8 @@ def truncate(cache: Cache, length) -> Cache:
         fits = then.min() >= 0 and (now is None or then.max() <= now)
         known = then.tolist()
         require(bool(fits), "length", known, f"the cache has {now} tokens: pass 0 to {now}")
-    if any(state is not None and state.shape[2] < cache.capacity for state in cache.states):
+    kept = [x for x in jax.tree.leaves(cache.states) if x.ndim > 1]
+    if any(x.shape[2] < cache.capacity for x in kept):
         raise ValueError(
             "truncate: this scheme keeps the last key or value of its running sum only"
         )
@@ -297,10 +283,12 @@ def truncate(cache: Cache, length) -> Cache:
     stays = lengths == cache.length
     if length.ndim and cache.ring is None and (then is None or (then != then.max(initial=0)).any()):
         cache, lengths = _pad(cache, lengths), jnp.full_like(lengths, lengths.max(initial=0))
-    if cache.mapped is not None:
-        mapped = cache.mapped._replace(length=jnp.where(stays, cache.mapped.length, -1))
-        cache = dataclasses.replace(cache, mapped=mapped)
-    return dataclasses.replace(cache, length=lengths)
+
+    def forget(x):  # see `Term.empty`
+        return x if x.ndim > 1 else jnp.where(stays, x, -1)
+
+    states = jax.tree.map(forget, cache.states)
+    return dataclasses.replace(cache, states=states, length=lengths)
 
 
 def _pad(cache: Cache, lengths: jax.Array) -> Cache:
@@ -309,11 +297,11 @@ def _pad(cache: Cache, lengths: jax.Array) -> Cache:
     ids: Any = cache.segments
     segments = jnp.where(row >= lengths[:, None], -1, ids)
 
-    def go_on(state):  # a running sum goes on from the last token
+    def go_on(x):  # a running sum goes on from the last token
         last = jnp.minimum(row, jnp.maximum(lengths[:, None] - 1, 0))[:, None, :, None]
-        return state if state is None else jnp.take_along_axis(state, last, 2)
+        return x if x.ndim == 1 else jnp.take_along_axis(x, last, 2)
 
-    states = tuple(map(go_on, cache.states))
+    states = jax.tree.map(go_on, cache.states)
     return dataclasses.replace(cache, segments=segments, states=states)
 
 
@@ -368,19 +356,3 @@ def in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:
 
     tokens = jnp.concatenate([old, pos.contiguous(new.k.shape[2], before.start)])
     return combine(join, kept(before), new), tokens
-
-
-@functools.partial(jax.jit, static_argnames="axis", inline=True)
-def write_rows(old: jax.Array, new: jax.Array, start, axis: int) -> jax.Array:
-    """Puts `new`, of the same batch or one for all, at rows `start` and on."""
-    new = jnp.broadcast_to(new, (old.shape[0], *new.shape[1:])).astype(old.dtype)
-
-    def put(old, new, start):
-        return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis)
-
-    def put_apart(old, new, start):
-        # XLA for CPU fuses an update with each of its readers, for which it copies the cache over
-        # and over: wrapped in a one-iteration loop to block fusion.
-        return jax.lax.fori_loop(start, start + 1, lambda i, old: put(old, new, i), old)
-
-    return jax.lax.platform_dependent(old, new, start, cpu=put_apart, default=put)

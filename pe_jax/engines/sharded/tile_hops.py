@@ -4,6 +4,7 @@ A hop is the queries of a device and the keys that visit it, one or two runs of 
 each. A tile lies within two runs, so its distances follow from the indices of their first tokens.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import LOWEST
 from pe_jax.engines.tiled import engine as tiled
 from pe_jax.engines.tiled import schedule
+from pe_jax.engines.tiled.passes import join_rows, zeros_for
 from pe_jax.engines.tiled.plan import (
     NonDiff,
     Operands,
@@ -100,7 +102,7 @@ class TileHops(NamedTuple):
             nothing = varying_like(nothing, operands)
             return jax.lax.scan(meet, nothing, of_k)[0]
 
-        return jax.tree.map(self._join, jax.lax.map(of_queries, of_q))
+        return jax.tree.map(join_rows, jax.lax.map(of_queries, of_q))
 
     def backward(
         self, operands: Operands, nondiff: NonDiff, result: Result, cotangent: Result
@@ -108,9 +110,7 @@ class TileHops(NamedTuple):
         """Gradients, float32; `result` is over all keys."""
         of_q, of_k = self._runs(operands, nondiff)
 
-        def zeros(tree):
-            arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
-            return varying_like(arrays, operands)
+        zeros = functools.partial(zeros_for, operands)
 
         def of_queries(carry, of_run):
             queries, result, cotangent = of_run
@@ -143,17 +143,13 @@ class TileHops(NamedTuple):
         start = zeros(operands.terms), zeros(of_k[:2])
         runs = of_q, *jax.tree.map(self._split, (result, cotangent))
         (d_terms, d_keys), d_q = jax.lax.scan(of_queries, start, runs)
-        d_q, (d_k, d_v) = jax.tree.map(self._join, (d_q, d_keys))
+        d_q, (d_k, d_v) = jax.tree.map(join_rows, (d_q, d_keys))
         return Operands(d_q, d_k, d_v, tables=None, terms=d_terms)
 
     def _split(self, x: jax.Array, axis: int = 2) -> jax.Array:
         """The runs along an axis, as the first axis."""
         x = x.reshape(*x.shape[:axis], self.split.runs, -1, *x.shape[axis + 1 :])
         return jnp.moveaxis(x, axis, 0)
-
-    def _join(self, x: jax.Array) -> jax.Array:
-        x = jnp.moveaxis(x, 0, 2)
-        return x.reshape(*x.shape[:2], -1, *x.shape[4:])
 
     def _runs(self, x: Operands, nondiff: NonDiff) -> tuple[tuple, tuple]:
         """Runs of queries (vectors, own scores, tokens) and of keys (vectors, values, tokens)."""

@@ -319,7 +319,7 @@ def forward(plan: Plan, operands: Operands, nondiff: NonDiff) -> Result:
         return None, Result(out / total, jnp.where(empty, LOWEST, top + jnp.log(total)))
 
     _, rows = jax.lax.scan(row, None, jnp.arange(plan.grid.q_blocks, dtype=jnp.int32))
-    return jax.tree.map(_join_rows, rows)
+    return jax.tree.map(join_rows, rows)
 
 
 # Backward.
@@ -346,9 +346,7 @@ def backward(
     no_sums = block.start_of_rows(operands.terms, (*operands.q.x.shape[:2], size))
     no_sums = varying_like(no_sums, operands)
 
-    def zeros(tree):
-        arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
-        return varying_like(arrays, operands)
+    zeros = functools.partial(zeros_for, operands)
 
     def row(total, i):
         rows = jax.tree.map(lambda x: _cut(x, i * size, size, 2), all_rows)
@@ -380,7 +378,7 @@ def backward(
     block_rows = jnp.arange(plan.grid.q_blocks, dtype=jnp.int32)
     total, d_q = jax.lax.scan(row, total, block_rows)
     k, v = _transposed((total.k, total.v))
-    return pull_states(total._replace(q=jax.tree.map(_join_rows, d_q), k=k, v=v))
+    return pull_states(total._replace(q=jax.tree.map(join_rows, d_q), k=k, v=v))
 
 
 def _tile_gradients(
@@ -427,7 +425,13 @@ def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tupl
     return sums, group.visits[0].counts[i]
 
 
-def _join_rows(x: jax.Array) -> jax.Array:
+def join_rows(x: jax.Array) -> jax.Array:
     """[q_blocks, b, h, r, …] → [b, h, T, …]."""
     x = jnp.moveaxis(x, 0, 2)
     return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
+def zeros_for(operands: Operands, like: Any) -> Any:
+    """Float32 zeros of these shapes, to add gradients to, which vary over devices as operands."""
+    arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
+    return varying_like(arrays, operands)

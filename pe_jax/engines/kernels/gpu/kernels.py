@@ -18,14 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.engines.kernels.gpu.operands import Arrays, Plan
-from pe_jax.engines.kernels.gpu.tiles import (
-    KVLoop,
-    Tile,
-    dot,
-    gradient,
-    scores,
-    store_by_distance,
-)
+from pe_jax.engines.kernels.gpu.tiles import KVLoop, Tile, dot, gradient, scores, store_by_distance
 from pe_jax.engines.reference import LOWEST
 
 

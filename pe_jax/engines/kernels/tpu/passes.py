@@ -16,14 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pe_jax.engines.kernels.tpu import kernels, operands
-from pe_jax.engines.kernels.tpu.plan import (
-    BY_DISTANCE,
-    OF_HEADS,
-    VECTORS,
-    Arrays,
-    Plan,
-    Schedule,
-)
+from pe_jax.engines.kernels.tpu.plan import BY_DISTANCE, OF_HEADS, VECTORS, Arrays, Plan, Schedule
 
 OF_QUERIES = ("q", "q_numbers", "rows", "q_ids", "out", "lse", "d_out", "inner")
 OF_KEYS = ("k", "v", "k_numbers", "columns", "k_ids")
