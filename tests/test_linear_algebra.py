@@ -36,9 +36,11 @@ def test_a_system_is_solved_and_so_are_its_derivatives():
     check_grads(f, (LOWER, RIGHT), order=1, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.parametrize("size", [1, 6, 21])
-def test_an_inverse_by_products_is_one_and_so_are_its_derivatives(size):
-    lower = np.tril(rng.standard_normal((2, size, size), np.float32) / 2, -1)
+@pytest.mark.parametrize("size, each", [(1, None), (6, None), (21, None), (64, 1.999)])
+def test_an_inverse_by_products_is_one_and_so_are_its_derivatives(size, each):
+    """Powers of what is 1.999 throughout are 10,000 times its inverse."""
+    lower = rng.standard_normal((2, size, size), np.float32) / 2
+    lower = np.tril(lower if each is None else np.full_like(lower, each), -1)
     got = linear_algebra.inverse_unit_lower(lower)
     want = np.linalg.inv(lower.astype(np.float64) + np.eye(size))
     np.testing.assert_allclose(got, want, atol=1e-4)
