@@ -18,6 +18,7 @@ import numpy as np
 
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.terms import Mask, Tokens
+from pe_jax.numerics.arrays import require_array
 from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import is_int, require
 
@@ -134,24 +135,34 @@ def best_keys(
       count: how many keys each query sees, if there are so many before it, itself included.
       rope: the rotation of q and k, of E channels; None: none.
       positions: integers [S] or [B, S]; None: contiguous.
-      segments: ids [B, S] of documents, negative for padding, as in `attention`; None: one each.
+      segments: ids [S] or [B, S] of documents, negative for padding, as in `attention`; None: one
+        each.
 
     Raises:
-      ValueError: shapes that do not fit; a count below 1; a rotation that needs a length.
+      ValueError: shapes that do not fit; a count below 1; a rotation that is no RoPE or needs a
+        length.
+      TypeError: q, k or weights that are not arrays of floats.
     """
+    for name, x in {"q": q, "k": k, "weights": weights}.items():
+        require_array(name, x)
     fits = q.ndim == 4 and weights.shape == q.shape[:3]
     require(fits, "weights", weights.shape, f"q has shape {list(q.shape)}: pass [B, T, H]")
     batch, queries, _, width = q.shape
     fits = k.ndim == 3 and (k.shape[0], k.shape[2]) == (batch, width) and k.shape[1] >= queries
     require(fits, "k", k.shape, f"pass [{batch}, S, {width}] with S of at least {queries}")
     require(is_int(count, 1), "count", count, "pass an integer of at least 1")
+    require(rope is None or type(rope) is RoPE, "rope", rope, "pass a RoPE, or None")
     keys = k.shape[1]
+    for name, x in {"positions": positions, "segments": segments}.items():
+        fits = x is None or np.shape(x) in ((keys,), (1, keys), (batch, keys))
+        require(fits, name, np.shape(x), f"pass those of all keys, [{keys}] or [{batch}, {keys}]")
     index = jnp.arange(keys, dtype=jnp.int32)
     if rope is not None:
         at = index if positions is None else as_positions(positions)
         q = rope.rotate(None, q, at[..., keys - queries :])
         k = rope.rotate(None, k[:, :, None], at)[:, :, 0]
-    ids = jnp.zeros((1, keys), jnp.int32) if segments is None else as_positions(segments)
+    ids = as_positions(np.zeros(keys, int) if segments is None else segments)
+    ids = jnp.atleast_2d(ids)
     exact = functools.partial(
         jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
     )

@@ -189,6 +189,9 @@ def test_an_indexer_that_selects_all_changes_nothing_and_equal_scores_are_the_fi
         ({"weights": INDEX[2][:, :3]}, r"weights=.*: q has shape .* pass \[B, T, H\]"),
         ({"k": INDEX[1][:, :3]}, r"k=.*: pass \[2, S, 8\] with S of at least 40"),
         ({"rope": pe_jax.make("rope", scaling=DYNAMIC)}, "at_length"),
+        ({"rope": pe_jax.make("alibi")}, r"rope=ALiBi\(.*\): pass a RoPE, or None"),
+        ({"rope": PARTIAL, "positions": [5]}, r"positions=\(1,\): pass those of all keys, \[40\]"),
+        ({"segments": np.zeros((B, 1), int)}, r"segments=\(2, 1\): pass those of all keys"),
     ],
 )
 def test_an_indexer_whose_arrays_do_not_fit_is_refused(wrong, words):

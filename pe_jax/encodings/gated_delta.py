@@ -23,6 +23,7 @@ from pe_jax.numerics.arrays import align
 from pe_jax.numerics.linear_algebra import inverse_unit_lower
 
 CHUNK = 64  # tokens whose pairs are computed; a state passes from one chunk to the next
+FORGOTTEN = -30.0  # ln α below which nothing of a state is left in float32; sums stay exact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ def delta_rule(
       q: float32 [B, T, H, E], T ≥ 1.
       k: float32 [B, T, H, E], of length 1.
       v: float32 [B, T, H, F].
-      log_decay: ln α, at most 0: float32 [B, T, H]; 0 for padding.
+      log_decay: ln α, at most 0, also -inf: float32 [B, T, H]; 0 for padding.
       beta: in [0, 1], 0 for padding: float32 [B, T, H].
       documents: int32 [B, T], which never fall: a token sees those of its own number; None: all 0.
       state: before the first token, of document 0: float32 [B, H, E, F]; None: zeros.
@@ -74,7 +75,7 @@ def delta_rule(
     of, keys = chunks(documents, "edge"), chunks(k)  # documents [N, B, 1, L]
     last = of[..., -1:]
     before = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
-    total = jnp.cumsum(chunks(log_decay), -1)
+    total = jnp.cumsum(jnp.maximum(chunks(log_decay), FORGOTTEN), -1)
     from_state = jnp.where(of == before, jnp.exp(total), 0)  # [N, B, H, L]
     to_end = jnp.where(of == last, jnp.exp(total[..., -1:] - total), 0)
     pairs = jnp.tril(of[..., None] == of[..., None, :])

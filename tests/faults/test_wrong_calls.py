@@ -283,6 +283,7 @@ NAMED: Calls = [
     *((at_length(LONG, x), f"length={x!r}") for x in (-1, None)),
     (lambda: rope_scaling.LongRoPE((), (1.0,), 4, factor=2.0), "short_factor=()"),
     (lambda: rope_scaling.to_hf("rope", head_dim=8), "rope='rope': pass a RoPE"),
+    (lambda: rope_scaling.to_hf(pe_jax.make("rope_pp"), head_dim=8), "rope=RoPEPP(", "pass a RoPE"),
     (lambda: rope_scaling.to_hf(ROPE, head_dim="a"), "head_dim='a'"),
 ]
 

@@ -201,10 +201,10 @@ def extend(
     belong to an encoding.
 
     `segments` [B, T] are ids as in `attention`: a token sees its own segment, a negative id is
-    padding, before or after the tokens of a row. Once given they are kept; None then means the
-    greatest id of the row so far. Padding is skipped: positions=None are then positions within
-    the segment, and windows and masks count the tokens of a row. Tokens of a segment are adjacent
-    but for padding. A `mask` is a `pe_jax.Mask`, or booleans that broadcast to [B, H, T, S], for
+    padding, before or after the tokens of a row. Once given they are kept; None then goes on with
+    that of the row's last token. Padding is skipped: positions=None are then positions within the
+    segment, and windows and masks count the tokens of a row. Tokens of a segment are adjacent but
+    for padding. A `mask` is a `pe_jax.Mask`, or booleans that broadcast to [B, H, T, S], for
     all rows of the cache; with causal=False the T tokens see each other and all before them.
 
     All else is as for `attention`, except that a scheme that depends on the length of the sequence

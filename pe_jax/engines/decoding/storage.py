@@ -227,8 +227,9 @@ def add_segments(cache: Cache, segments: Any, count: int) -> tuple[Cache, Indice
     ids: Any = cache.segments
     row, start = jnp.arange(cache.capacity, dtype=jnp.int32), cache.start
     if segments is None:
-        last = jnp.max(ids, axis=1, where=row < start, initial=0)
-        new = jnp.broadcast_to(last[:, None], (len(ids), count))
+        last = jnp.max(jnp.where((row < start) & (ids >= 0), row, -1), axis=1)[:, None]
+        last = jnp.where(last < 0, 0, jnp.take_along_axis(ids, jnp.maximum(last, 0), 1))
+        new = jnp.broadcast_to(last, (len(ids), count))
     else:
         new = as_positions(segments, name="segments")
         checks.shape("segments", new, (len(ids), count))
