@@ -126,7 +126,6 @@ def best_keys(
     q and k turn: in halves in DeepSeek-V3.2, interleaved in GLM-5, whatever the layout of the
     attention beside it (which is interleaved in both). `pe_jax.hf.encodings` says which, as
     `LayerEncoding.indexer`. Of equal scores the first tokens are selected; nothing has a gradient.
-    In a cache, rows have no padding.
 
     Args:
       q: floats [B, T, H, E], not rotated, of the last T of the S tokens.
@@ -154,8 +153,9 @@ def best_keys(
     require(rope is None or type(rope) is RoPE, "rope", rope, "pass a RoPE, or None")
     keys = k.shape[1]
     for name, x in {"positions": positions, "segments": segments}.items():
-        fits = x is None or np.shape(x) in ((keys,), (1, keys), (batch, keys))
-        require(fits, name, np.shape(x), f"pass those of all keys, [{keys}] or [{batch}, {keys}]")
+        shape = (keys,) if x is None else np.shape(x)
+        fix = f"pass those of all keys, [{keys}] or [{batch}, {keys}]"
+        require(shape in ((keys,), (1, keys), (batch, keys)), name, shape, fix)
     index = jnp.arange(keys, dtype=jnp.int32)
     if rope is not None:
         at = index if positions is None else as_positions(positions)
@@ -177,7 +177,7 @@ def best_keys(
     last = index[keys - queries :], ids[:, keys - queries :].T
     moved = jnp.moveaxis(q, 1, 0), jnp.moveaxis(weights.astype(jnp.float32), 1, 0)
     chosen = jax.lax.map(of_query, (*moved, *last), batch_size=QUERIES)
-    return Mask(Selected(keys - queries).visible, jnp.moveaxis(chosen, 0, 1))
+    return Mask(Selected(keys - queries).visible, jnp.moveaxis(chosen, 0, 1), length=keys)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,9 +188,10 @@ class Selected:
 
     def visible(self, chosen: jax.Array, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are visible, bool [B, T, S], by the `chosen` indices [B, T, n], rising."""
-        rows = jnp.broadcast_to(q.index - self.first, (len(chosen), q.index.shape[1]))
+        rows, index = (x.index if x.row is None else x.row for x in (q, k))
+        rows = jnp.broadcast_to(rows - self.first, (len(chosen), rows.shape[1]))
         chosen = jnp.take_along_axis(chosen, rows[..., None], 1, mode="clip")
-        index = jnp.broadcast_to(k.index, (len(chosen), k.index.shape[1]))
+        index = jnp.broadcast_to(index, (len(chosen), index.shape[1]))
         place = jax.vmap(jax.vmap(jnp.searchsorted, (0, None)))(chosen, index)
         found = jnp.take_along_axis(chosen, place, 2, mode="clip")
         return found == index[:, None]

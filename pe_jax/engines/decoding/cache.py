@@ -529,8 +529,8 @@ def _both_sides(
     cached = Tokens(jax.lax.stop_gradient(k_positions), index[None])
     if indices is not None:
         past, of_new = indices
-        new = new._replace(index=of_new.index, segments=of_new.segments, rank=of_new.rank)
-        cached = cached._replace(index=past.index, segments=past.segments, rank=past.rank)
+        new = new._replace(row=new.index, **of_new._asdict())
+        cached = cached._replace(row=cached.index, **past._asdict())
     elif not spec.causal:  # rows without a token are hidden as padding is
         ids = jnp.where(index < start + count, 0, -1)
         new = new._replace(segments=jnp.zeros((1, count), jnp.int32))
