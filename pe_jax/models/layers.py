@@ -93,9 +93,11 @@ class Attention(nnx.Module):
         # its initial weights, but then a step of AdamW moves its scores sqrt(E) times as far as
         # those of other schemes; here all start alike and learn alike. Content scores start smaller
         # where a paper adds terms and divides by more: DeBERTa (by sqrt(3)) and TUPE (by sqrt(2)).
-        scale = terms.scale(abstract_terms(encoding, dims), dims.head_dim)
+        held = abstract_terms(encoding, dims)
+        parts = terms.select(held, terms.PhaseProduct)  # TAPA's products are of its amplitude
+        summed = parts[0].amplitude if parts else dims.head_dim
         own = bool(config.attention_scale)  # that of the weights
-        self.fold = 1.0 if own else min(1.0, dims.head_dim**-0.5 / scale)
+        self.fold = 1.0 if own else min(1.0, summed**-0.5 / terms.scale(held, dims.head_dim))
         self.q = linear(config, "qkv", width, projected, rngs, width**-0.5)
         self.k = linear(config, "qkv", width, kv, rngs, width**-0.5)
         self.v = linear(config, "qkv", width, kv, rngs, width**-0.5)
