@@ -23,6 +23,7 @@ from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.validation import is_int, require
 
 QUERIES = 32  # whose scores an indexer holds at a time
+HIDDEN = np.finfo(np.float32).min  # the score of a key that is hidden
 NONE = np.int32(2**31 - 1)  # the index of no token
 
 
@@ -171,8 +172,8 @@ def best_keys(
         q, weights, at, own = query
         scores = exact("bh,bhs->bs", weights, jax.nn.relu(exact("bhe,bse->bhs", q, k)))
         visible = (index[None] <= at) & (ids == own[:, None]) & (ids >= 0)
-        best, chosen = jax.lax.top_k(jnp.where(visible, scores, -jnp.inf), min(count, keys))
-        return jnp.sort(jnp.where(best > -jnp.inf, chosen, NONE), axis=-1)
+        best, chosen = jax.lax.top_k(jnp.where(visible, scores, HIDDEN), min(count, keys))
+        return jnp.sort(jnp.where(best > HIDDEN, chosen, NONE), axis=-1)
 
     last = index[keys - queries :], ids[:, keys - queries :].T
     moved = jnp.moveaxis(q, 1, 0), jnp.moveaxis(weights.astype(jnp.float32), 1, 0)

@@ -59,6 +59,7 @@ def delta_rule(
     Returns:
       float32 [B, T, H, F], and the state after the last token [B, H, E, F].
     """
+    q, k, v, log_decay, beta = (jnp.asarray(x, jnp.float32) for x in (q, k, v, log_decay, beta))
     batch, length, heads, width = q.shape
     size = min(CHUNK, 1 << (length - 1).bit_length())
     padding = -length % size
@@ -79,7 +80,7 @@ def delta_rule(
     from_state = jnp.where(of == before, jnp.exp(total), 0)  # [N, B, H, L]
     to_end = jnp.where(of == last, jnp.exp(total[..., -1:] - total), 0)
     pairs = jnp.tril(of[..., None] == of[..., None, :])
-    decay = jnp.exp(jnp.where(pairs, total[..., None] - total[..., None, :], -jnp.inf))
+    decay = jnp.exp(jnp.where(pairs, total[..., None] - total[..., None, :], -1e30))
 
     rates, queries = chunks(beta)[..., None], width**-0.5 * chunks(q)
     system = rates * dot("...le,...me->...lm", keys, keys) * decay

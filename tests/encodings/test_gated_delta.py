@@ -96,6 +96,9 @@ def test_a_token_that_drops_all_before_it_leaves_later_ones_exact():
     assert_close(
         gated_delta.delta_rule(*arrays), want(arrays, [[], []], np.zeros((B, H, E, F))), 1e-4
     )
+    half = [jnp.asarray(x, jnp.bfloat16) for x in arrays]  # which would hold 3e-1 of a sum
+    exact = [np.asarray(x, np.float32) for x in half]
+    assert_close(gated_delta.delta_rule(*half), gated_delta.delta_rule(*exact))
     loss = lambda *x: (gated_delta.delta_rule(*x)[0] ** 2).sum()  # noqa: E731
     assert all(np.isfinite(x).all() for x in jax.jit(jax.grad(loss, range(5)))(*arrays))
 
