@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Recurrent
-from pe_jax.numerics.arrays import align
+from pe_jax.numerics.arrays import align, varying_like
 from pe_jax.numerics.linear_algebra import inverse_unit_lower
 
 CHUNK = 64  # tokens whose pairs are computed; a state passes from one chunk to the next
@@ -95,8 +95,9 @@ def delta_rule(
         out = dot("...le,...ef->...lf", queries, state) + dot("...lm,...mf->...lf", weights, new)
         return kept[..., None] * state + dot("...le,...lf->...ef", keys, new), out
 
-    if state is None:
-        state = jnp.zeros((batch, heads, width, v.shape[-1]), jnp.float32)
+    if state is None:  # on the devices of what is added to it
+        added = dot("n...le,n...lf->...ef", keys[:1], learned[:1])
+        state = varying_like(jnp.zeros_like(added), added)
     queries, keys = from_state[..., None] * queries, to_end[..., None] * keys
     inputs = (learned, dropped, weights, queries, keys, from_state[..., -1:])
     state, out = jax.lax.scan(step, state, inputs)

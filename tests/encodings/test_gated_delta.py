@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pe_jax
 from experiments.running.extension import methods
@@ -101,6 +102,19 @@ def test_a_token_that_drops_all_before_it_leaves_later_ones_exact():
     assert_close(gated_delta.delta_rule(*half), gated_delta.delta_rule(*exact))
     loss = lambda *x: (gated_delta.delta_rule(*x)[0] ** 2).sum()  # noqa: E731
     assert all(np.isfinite(x).all() for x in jax.jit(jax.grad(loss, range(5)))(*arrays))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_devices_share_rows_and_heads(kind):
+    """Inside shard_map, and on a mesh of Explicit axes."""
+    mesh = jax.make_mesh((2, 3), ("rows", "heads"), (kind,) * 2, devices=jax.devices()[:6])
+    arrays, spec = inputs(9), PartitionSpec("rows", None, "heads")
+    rule = lambda *x: gated_delta.delta_rule(*x)[0]  # noqa: E731
+    with jax.set_mesh(mesh):
+        given = [jax.device_put(x, NamedSharding(mesh, spec)) for x in arrays]
+        divided = jax.shard_map(rule, in_specs=(spec,) * 5, out_specs=spec)
+        found = jax.jit(rule if kind == AxisType.Explicit else divided)(*given)
+    assert_close(found, rule(*arrays))
 
 
 def test_memory_and_time_grow_with_the_length_alone():
