@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.numerics.position_arrays import as_positions
+from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
 
@@ -84,14 +84,20 @@ def cameras(poses, height: int, width: int, intrinsics=None, image: Any = None) 
       image: (height, width) in pixels, with `intrinsics`.
 
     Raises:
-      ValueError: a size below 1; arrays of other shapes; intrinsics without `image`.
+      ValueError: a size below 1; arrays of other shapes; a known last row that is not 0 0 0 1;
+        one of intrinsics and `image` without the other.
     """
     _sizes("height, width", (height, width))
     poses = jnp.asarray(poses, jnp.float32)
     ok = poses.ndim > 2 and poses.shape[-2:] in ((3, 4), (4, 4))
     require(ok, "poses.shape", poses.shape, "pass [*B, C, 3, 4] or [*B, C, 4, 4]")
-    projections = poses[..., :3, :]
-    if intrinsics is not None:
+    projections, last = poses[..., :3, :], concrete(poses[..., 3:, :])
+    off = () if last is None else last[(abs(last - (0, 0, 0, 1)) > 1e-3).any(-1)]
+    fix = "pass [A b; 0 0 0 1], which maps columns; transpose a matrix that maps rows"
+    require(len(off) == 0, "poses: last row", [*off[:1]], fix)
+    if intrinsics is None:
+        require(image is None, "image", image, "pass intrinsics with it")
+    else:
         lenses = jnp.asarray(intrinsics, jnp.float32)
         fix = f"pass {[*poses.shape[:-2], 3, 3]}"
         require(lenses.shape == (*poses.shape[:-2], 3, 3), "intrinsics.shape", lenses.shape, fix)

@@ -18,11 +18,13 @@ import numpy as np
 
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.terms import Mask, Tokens
+from pe_jax.numerics.arrays import require_array
 from pe_jax.numerics.position_arrays import as_positions, concrete
 from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_int, require
 
 QUERIES = 32  # whose scores an indexer holds at a time
+HIDDEN = np.finfo(np.float32).min  # the score of a key that is hidden
 NONE = np.int32(2**31 - 1)  # the index of no token
 
 
@@ -126,7 +128,6 @@ def best_keys(
     q and k turn: in halves in DeepSeek-V3.2, interleaved in GLM-5, whatever the layout of the
     attention beside it (which is interleaved in both). `pe_jax.hf.encodings` says which, as
     `LayerEncoding.indexer`. Of equal scores the first tokens are selected; nothing has a gradient.
-    In a cache, rows have no padding.
 
     Args:
       q: floats [B, T, H, E], not rotated, of the last T of the S tokens.
@@ -135,24 +136,35 @@ def best_keys(
       count: how many keys each query sees, if there are so many before it, itself included.
       rope: the rotation of q and k, of E channels; None: none.
       positions: integers [S] or [B, S]; None: contiguous.
-      segments: ids [B, S] of documents, negative for padding, as in `attention`; None: one each.
+      segments: ids [S] or [B, S] of documents, negative for padding, as in `attention`; None: one
+        each.
 
     Raises:
-      ValueError: shapes that do not fit; a count below 1; a rotation that needs a length.
+      ValueError: shapes that do not fit; a count below 1; a rotation that is no RoPE or needs a
+        length.
+      TypeError: q, k or weights that are not arrays of floats.
     """
+    for name, x in {"q": q, "k": k, "weights": weights}.items():
+        require_array(name, x)
     fits = q.ndim == 4 and weights.shape == q.shape[:3]
     require(fits, "weights", weights.shape, f"q has shape {list(q.shape)}: pass [B, T, H]")
     batch, queries, _, width = q.shape
     fits = k.ndim == 3 and (k.shape[0], k.shape[2]) == (batch, width) and k.shape[1] >= queries
     require(fits, "k", k.shape, f"pass [{batch}, S, {width}] with S of at least {queries}")
     require(is_int(count, 1), "count", count, "pass an integer of at least 1")
+    require(rope is None or type(rope) is RoPE, "rope", rope, "pass a RoPE, or None")
     keys = k.shape[1]
+    for name, x in {"positions": positions, "segments": segments}.items():
+        shape = (keys,) if x is None else np.shape(x)
+        fix = f"pass those of all keys, [{keys}] or [{batch}, {keys}]"
+        require(shape in ((keys,), (1, keys), (batch, keys)), name, shape, fix)
     index = jnp.arange(keys, dtype=jnp.int32)
     if rope is not None:
         at = index if positions is None else as_positions(positions)
         q = rope.rotate(None, q, at[..., keys - queries :])
         k = rope.rotate(None, k[:, :, None], at)[:, :, 0]
-    ids = jnp.zeros((1, keys), jnp.int32) if segments is None else as_positions(segments)
+    ids = as_positions(np.zeros(keys, int) if segments is None else segments)
+    ids = jnp.atleast_2d(ids)
     in_float32 = functools.partial(einsum, preferred_element_type=jnp.float32)
 
     def of_query(query):  # [B, H, E], [B, H], [], [B or 1] → [B, n]
@@ -160,13 +172,13 @@ def best_keys(
         scores = jax.nn.relu(in_float32("bhe,bse->bhs", q, k))
         scores = in_float32("bh,bhs->bs", weights, scores)
         visible = (index[None] <= at) & (ids == own[:, None]) & (ids >= 0)
-        best, chosen = jax.lax.top_k(jnp.where(visible, scores, -jnp.inf), min(count, keys))
-        return jnp.sort(jnp.where(best > -jnp.inf, chosen, NONE), axis=-1)
+        best, chosen = jax.lax.top_k(jnp.where(visible, scores, HIDDEN), min(count, keys))
+        return jnp.sort(jnp.where(best > HIDDEN, chosen, NONE), axis=-1)
 
     last = index[keys - queries :], ids[:, keys - queries :].T
     moved = jnp.moveaxis(q, 1, 0), jnp.moveaxis(weights.astype(jnp.float32), 1, 0)
     chosen = jax.lax.map(of_query, (*moved, *last), batch_size=QUERIES)
-    return Mask(Selected(keys - queries).visible, jnp.moveaxis(chosen, 0, 1))
+    return Mask(Selected(keys - queries).visible, jnp.moveaxis(chosen, 0, 1), length=keys)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,9 +189,10 @@ class Selected:
 
     def visible(self, chosen: jax.Array, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are visible, bool [B, T, S], by the `chosen` indices [B, T, n], rising."""
-        rows = jnp.broadcast_to(q.index - self.first, (len(chosen), q.index.shape[1]))
+        rows, index = (x.index if x.row is None else x.row for x in (q, k))
+        rows = jnp.broadcast_to(rows - self.first, (len(chosen), rows.shape[1]))
         chosen = jnp.take_along_axis(chosen, rows[..., None], 1, mode="clip")
-        index = jnp.broadcast_to(k.index, (len(chosen), k.index.shape[1]))
+        index = jnp.broadcast_to(index, (len(chosen), index.shape[1]))
         place = jax.vmap(jax.vmap(jnp.searchsorted, (0, None)))(chosen, index)
         found = jnp.take_along_axis(chosen, place, 2, mode="clip")
         return found == index[:, None]

@@ -15,7 +15,8 @@ import pytest
 from flax import nnx
 
 import pe_jax
-from pe_jax import graphs, positions
+from pe_jax import graphs, masks, positions
+from pe_jax.encodings import gated_delta
 from pe_jax.engines.decoding import cache
 from pe_jax.models.generate import generate
 from pe_jax.training.step import mean_loss
@@ -180,7 +181,7 @@ def test_each_parameter_is_an_array_of_its_own():
         assert len({id(x) for x in arrays}) == len(arrays), name
 
 
-@pytest.mark.parametrize("spec", tiny.SPECS.values(), ids=tiny.SPECS)
+@pytest.mark.parametrize("spec", [*tiny.SPECS.values(), "gated_delta,rope+key_offset"])
 def test_a_model_trains_and_generates(spec):
     config = tiny.config(spec, dropout=0.1)
     graph, shapes = tiny.abstract_terms(config)
@@ -189,11 +190,13 @@ def test_a_model_trains_and_generates(spec):
         return jax.value_and_grad(lambda p: mean_loss(nnx.merge(graph, p), batch, key))(params)
 
     narrow(loss, shapes, tiny.batch(), jax.eval_shape(lambda: jax.random.key(0)))
-    narrow(
-        lambda params, prompt: generate(nnx.merge(graph, params), prompt, 3, key=jax.random.key(0)),
-        shapes,
-        tiny.tokens(2, 4),
-    )
+    for ids in (None, np.int32([[-1, 0, 0, 0], [0, 0, 0, 0]])):
+        how = {"segments": ids, "key": jax.random.key(0)}
+        narrow(
+            lambda params, prompt, how=how: generate(nnx.merge(graph, params), prompt, 3, **how),
+            shapes,
+            tiny.tokens(2, 4),
+        )
 
 
 @pytest.mark.parametrize("name", "qkv")
@@ -240,6 +243,8 @@ def test_checks_for_infinite_numbers_find_none(scheme, engine):
     with jax.debug_infs(True), jax.debug_nans(True):
         for options in ({}, {"q_segments": ids, "window": 3, "logit_cap": 2.0, **array}):
             jax.grad(total, (0, 1))(q, 0.3, options)
+        masks.best_keys(q, k[:, :, 0], q[..., 0], 3, segments=ids)
+        gated_delta.delta_rule(q, q, q, -jnp.abs(q[..., 0]), q[..., 0], np.maximum(ids, 0))
         past = cache.empty(encoding, B, T, DIMS, params=params)
         for begin, end in ((0, 5), (5, 6)):
             new = (a[:, begin:end] for a in (q, k, v))

@@ -147,7 +147,7 @@ def selected(count: int, rope, ids: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("engine", ["dense", TILED])
 def test_the_best_keys_are_those_of_an_indexer(engine):
-    """Also those of the last queries alone, and in a cache."""
+    """Also those of the last queries alone, and in a cache, with padding before or between."""
     ids = np.where(np.arange(T) < np.array([[T], [17]]), 0, 1)
     options = {"encoding": "alibi", "implementation": engine}
     dense = {**options, "implementation": "dense"}
@@ -159,17 +159,19 @@ def test_the_best_keys_are_those_of_an_indexer(engine):
         got = pe_jax.attention(*QKV, mask=mask, q_segments=segments, **options)
         np.testing.assert_allclose(got, want, atol=1e-5)
 
-    whole, at = (
-        pe_jax.attention(*QKV, mask=masks.best_keys(*INDEX, 6, rope=PARTIAL), **options),
-        T - 9,
-    )
-    last = masks.best_keys(INDEX[0][:, at:], INDEX[1], INDEX[2][:, at:], 6, rope=PARTIAL)
-    cache = pe_jax.cache.empty(pe_jax.make("alibi"), B, T, DIMS)
-    q, k, v = QKV
-    extend = functools.partial(pe_jax.cache.extend, encoding="alibi")
-    _, cache = extend(cache, q[:, :at], k[:, :at], v[:, :at])
-    out, _ = extend(cache, q[:, at:], k[:, at:], v[:, at:], mask=last)
-    np.testing.assert_allclose(out, whole[:, at:], atol=1e-5)
+    at, (q, k, v) = T - 9, QKV
+    extend = functools.partial(pe_jax.cache.extend, encoding="alibi", implementation=engine)
+    for segments in (None, np.where(np.arange(T) // 5 == np.array([[0], [7]]), -1, ids)):
+        every = masks.best_keys(*INDEX, 6, rope=PARTIAL, segments=segments)
+        whole = pe_jax.attention(*QKV, mask=every, q_segments=segments, **options)
+        last = INDEX[0][:, at:], INDEX[1], INDEX[2][:, at:]
+        last = masks.best_keys(*last, 6, rope=PARTIAL, segments=segments)
+        ids = (None, None) if segments is None else np.split(segments, [at], 1)
+        cache = pe_jax.cache.empty(pe_jax.make("alibi"), B, T, DIMS)
+        _, cache = extend(cache, q[:, :at], k[:, :at], v[:, :at], segments=ids[0])
+        out, _ = extend(cache, q[:, at:], k[:, at:], v[:, at:], segments=ids[1], mask=last)
+        real = ... if segments is None else ids[1] >= 0
+        np.testing.assert_allclose(out[real], whole[:, at:][real], atol=1e-5)
 
 
 def test_an_indexer_that_selects_all_changes_nothing_and_equal_scores_are_the_first():
@@ -189,12 +191,21 @@ def test_an_indexer_that_selects_all_changes_nothing_and_equal_scores_are_the_fi
         ({"weights": INDEX[2][:, :3]}, r"weights=.*: q has shape .* pass \[B, T, H\]"),
         ({"k": INDEX[1][:, :3]}, r"k=.*: pass \[2, S, 8\] with S of at least 40"),
         ({"rope": pe_jax.make("rope", scaling=DYNAMIC)}, "at_length"),
+        ({"rope": pe_jax.make("alibi")}, r"rope=ALiBi\(.*\): pass a RoPE, or None"),
+        ({"rope": PARTIAL, "positions": [5]}, r"positions=\(1,\): pass those of all keys, \[40\]"),
+        ({"segments": np.zeros((B, 1), int)}, r"segments=\(2, 1\): pass those of all keys"),
     ],
 )
 def test_an_indexer_whose_arrays_do_not_fit_is_refused(wrong, words):
     given = dict(zip(("q", "k", "weights"), INDEX, strict=True), count=4)
     with pytest.raises(ValueError, match=words):
         masks.best_keys(**given | wrong)
+
+
+def test_an_indexer_of_fewer_keys_is_of_another_call():
+    few = masks.best_keys(*(x[:, 30:] for x in INDEX), 4)
+    with pytest.raises(ValueError, match="mask.length=10: k has 40 tokens"):
+        pe_jax.attention(*QKV, mask=few)
 
 
 def test_trees_and_chunks_that_cannot_be_are_refused():

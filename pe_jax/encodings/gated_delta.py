@@ -18,11 +18,12 @@ import jax.numpy as jnp
 
 from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Recurrent
-from pe_jax.numerics.arrays import align
+from pe_jax.numerics.arrays import align, varying_like
 from pe_jax.numerics.linear_algebra import inverse_unit_lower
 from pe_jax.numerics.products import einsum
 
 CHUNK = 64  # tokens whose pairs are computed; a state passes from one chunk to the next
+FORGOTTEN = -30.0  # ln α below which nothing of a state is left in float32; sums stay exact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ def delta_rule(
       q: float32 [B, T, H, E], T ≥ 1.
       k: float32 [B, T, H, E], of length 1.
       v: float32 [B, T, H, F].
-      log_decay: ln α, at most 0: float32 [B, T, H]; 0 for padding.
+      log_decay: ln α, at most 0, also -inf: float32 [B, T, H]; 0 for padding.
       beta: in [0, 1], 0 for padding: float32 [B, T, H].
       documents: int32 [B, T], which never fall: a token sees those of its own number; None: all 0.
       state: before the first token, of document 0: float32 [B, H, E, F]; None: zeros.
@@ -58,6 +59,7 @@ def delta_rule(
     Returns:
       float32 [B, T, H, F], and the state after the last token [B, H, E, F].
     """
+    q, k, v, log_decay, beta = (jnp.asarray(x, jnp.float32) for x in (q, k, v, log_decay, beta))
     batch, length, heads, width = q.shape
     size = min(CHUNK, 1 << (length - 1).bit_length())
     padding = -length % size
@@ -73,11 +75,11 @@ def delta_rule(
     of, keys = chunks(documents, "edge"), chunks(k)  # documents [N, B, 1, L]
     last = of[..., -1:]
     before = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
-    total = jnp.cumsum(chunks(log_decay), -1)
+    total = jnp.cumsum(jnp.maximum(chunks(log_decay), FORGOTTEN), -1)
     from_state = jnp.where(of == before, jnp.exp(total), 0)  # [N, B, H, L]
     to_end = jnp.where(of == last, jnp.exp(total[..., -1:] - total), 0)
     pairs = jnp.tril(of[..., None] == of[..., None, :])
-    decay = jnp.exp(jnp.where(pairs, total[..., None] - total[..., None, :], -jnp.inf))
+    decay = jnp.exp(jnp.where(pairs, total[..., None] - total[..., None, :], -1e30))
 
     rates, queries = chunks(beta)[..., None], width**-0.5 * chunks(q)
     system = rates * einsum("...le,...me->...lm", keys, keys) * decay
@@ -93,8 +95,9 @@ def delta_rule(
         out += einsum("...lm,...mf->...lf", weights, new)
         return kept[..., None] * state + einsum("...le,...lf->...ef", keys, new), out
 
-    if state is None:
-        state = jnp.zeros((batch, heads, width, v.shape[-1]), jnp.float32)
+    if state is None:  # on the devices of what is added to it
+        added = dot("n...le,n...lf->...ef", keys[:1], learned[:1])
+        state = varying_like(jnp.zeros_like(added), added)
     queries, keys = from_state[..., None] * queries, to_end[..., None] * keys
     inputs = (learned, dropped, weights, queries, keys, from_state[..., -1:])
     state, out = jax.lax.scan(step, state, inputs)

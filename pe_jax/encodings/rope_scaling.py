@@ -218,7 +218,7 @@ def to_hf(rope: RoPE, *, head_dim: int) -> dict[str, Any]:
     Raises:
       ValueError: a scaling that is none of `SCALINGS`, or that configs have no name for.
     """
-    if not isinstance(rope, RoPE):
+    if type(rope) is not RoPE:  # those that derive from it have more than a config says
         raise TypeError(f"rope={shown(rope)}: pass a RoPE, what pe_jax.make('rope') gives")
     require(is_int(head_dim, 1), "head_dim", head_dim, "pass the width of a head")
     names = {kind: name for name, kind in SCALINGS.items() if kind not in NOT_IN_CONFIGS}

@@ -177,8 +177,10 @@ def terms(terms: Any, dims: Dims, axes: int = 1) -> tuple[Term, ...]:
             require_array(name, term.u)
             shape(name, term.u, (heads, width))
         elif isinstance(term, kinds.KeyOffset):
-            fits = all(is_int(n, 0) and n < width for n in term.channels)
-            require(fits, f"{name}.channels", term.channels, f"pass some of 0 to {width - 1}")
+            fits = isinstance(term.channels, tuple)
+            fits = fits and all(is_int(n, 0) and n < width for n in term.channels)
+            fix = f"pass a tuple of some of 0 to {width - 1}"
+            require(fits, f"{name}.channels", term.channels, fix)
         elif isinstance(term, kinds.ByDistance):
             values = jax.eval_shape(term.at, _distances(7, axes))
             tail = values.shape[2:] if isinstance(term, kinds.DistanceVectors) else ()

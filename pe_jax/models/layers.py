@@ -93,9 +93,11 @@ class Attention(nnx.Module):
         # its initial weights, but then a step of AdamW moves its scores sqrt(E) times as far as
         # those of other schemes; here all start alike and learn alike. Content scores start smaller
         # where a paper adds terms and divides by more: DeBERTa (by sqrt(3)) and TUPE (by sqrt(2)).
-        scale = terms.scale(config.terms_of(encoding), dims.head_dim)
+        held = config.terms_of(encoding)
+        parts = terms.select(held, terms.PhaseProduct)  # TAPA's products are of its amplitude
+        summed = parts[0].amplitude if parts else dims.head_dim
         own = bool(config.attention_scale)  # that of the weights
-        self.fold = 1.0 if own else min(1.0, dims.head_dim**-0.5 / scale)
+        self.fold = 1.0 if own else min(1.0, summed**-0.5 / terms.scale(held, dims.head_dim))
         self.q = linear(config, "qkv", width, projected, rngs, width**-0.5)
         self.k = linear(config, "qkv", width, kv, rngs, width**-0.5)
         self.v = linear(config, "qkv", width, kv, rngs, width**-0.5)
@@ -220,7 +222,8 @@ class Recurrence(Attention):
             before = before.at[:, 0].set(ids[:, 0])
         documents = jnp.cumsum(is_token & (ids != before), axis=1, dtype=jnp.int32)
         y, past = self._tokens(jnp.where(is_token[..., None], x, 0), documents, is_token, past)
-        last = pick(jnp.concatenate([past.segment[:, None], ids], 1), is_token.sum(1)[:, None])
+        count = is_token.sum(1, dtype=jnp.int32)[:, None]
+        last = pick(jnp.concatenate([past.segment[:, None], ids], 1), count)
         out = jnp.where(is_token[..., None], self.out(y), 0)
         out = pick(out, jnp.argsort(order, axis=1))
         return out, None if cache is None else past._replace(segment=last[:, 0])
@@ -250,7 +253,7 @@ class Recurrence(Attention):
         count, rows = before.shape[1], jnp.concatenate([before, inputs], 1)
         if is_token is None:
             return rows[:, rows.shape[1] - count :]
-        index = is_token.sum(1)[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+        index = is_token.sum(1, dtype=jnp.int32)[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
         of = jnp.pad(documents, ((0, 0), (count, 0)))
         same = pick(of, index) == documents[:, -1:]
         return jnp.where(same[..., None, None], pick(rows, index), 0)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pe_jax
 from experiments.running.extension import methods
@@ -89,6 +90,33 @@ def test_keys_that_are_all_alike_lose_no_precision():
     assert_close(gated_delta.delta_rule(*arrays), want(arrays, [[], []], np.zeros((B, H, E, F))))
 
 
+def test_a_token_that_drops_all_before_it_leaves_later_ones_exact():
+    """A sum of logarithms over a chunk would hold 1e-3 of such a one, and -inf none."""
+    arrays = inputs(64)
+    arrays[3][:, ::7], arrays[3][:, 3] = -5e3, -np.inf
+    assert_close(
+        gated_delta.delta_rule(*arrays), want(arrays, [[], []], np.zeros((B, H, E, F))), 1e-4
+    )
+    half = [jnp.asarray(x, jnp.bfloat16) for x in arrays]  # which would hold 3e-1 of a sum
+    exact = [np.asarray(x, np.float32) for x in half]
+    assert_close(gated_delta.delta_rule(*half), gated_delta.delta_rule(*exact))
+    loss = lambda *x: (gated_delta.delta_rule(*x)[0] ** 2).sum()  # noqa: E731
+    assert all(np.isfinite(x).all() for x in jax.jit(jax.grad(loss, range(5)))(*arrays))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_devices_share_rows_and_heads(kind):
+    """Inside shard_map, and on a mesh of Explicit axes."""
+    mesh = jax.make_mesh((2, 3), ("rows", "heads"), (kind,) * 2, devices=jax.devices()[:6])
+    arrays, spec = inputs(9), PartitionSpec("rows", None, "heads")
+    rule = lambda *x: gated_delta.delta_rule(*x)[0]  # noqa: E731
+    with jax.set_mesh(mesh):
+        given = [jax.device_put(x, NamedSharding(mesh, spec)) for x in arrays]
+        divided = jax.shard_map(rule, in_specs=(spec,) * 5, out_specs=spec)
+        found = jax.jit(rule if kind == AxisType.Explicit else divided)(*given)
+    assert_close(found, rule(*arrays))
+
+
 def test_memory_and_time_grow_with_the_length_alone():
     def cost(length):
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs(length)]
@@ -102,9 +130,12 @@ MODEL = tiny.config("gated_delta,rope", layers=2)
 
 
 def test_a_cache_decodes_in_any_parts_with_padding_anywhere():
-    """Rows with padding before, between and after their tokens, and a document begins later."""
+    """Rows with padding before, between and after their tokens, and a document begins later.
+
+    What follows without an id belongs to the last token's document, whatever the ids are.
+    """
     built, _ = tiny.build(tiny.config("gated_delta,nope"))
-    ids = np.asarray([[-1, 5, 5, -1, 5, 8, 8, -1], [0, 0, 0, 0, 0, 0, 0, 0]], np.int32)
+    ids = np.asarray([[-1, 8, 8, -1, 8, 5, 5, -1], [0, 0, 0, 0, 0, 0, 0, 0]], np.int32)
     rows = tiny.tokens(2, 8)
     whole = np.asarray(built(rows, segments=ids))
     assert_close(whole[0, [1, 2, 4]], built(rows[:1, [1, 2, 4]])[0])
@@ -117,11 +148,12 @@ def test_a_cache_decodes_in_any_parts_with_padding_anywhere():
             out.append(logits)
         out = np.concatenate(out, 1)
         assert_close(out[ids >= 0], whole[ids >= 0])
-    assert cache[0].segment.tolist() == [8, 0]
+    assert cache[0].segment.tolist() == [5, 0]
     beams = [pe_jax.cache.take(layer, np.asarray([1, 1, 0])) for layer in cache]
     again = [jax.tree.map(lambda x: x[jnp.asarray([1, 1, 0])], layer) for layer in cache]
     following = [built(tiny.tokens(3, 1), cache=each)[0] for each in (beams, again)]
-    assert_close(*following)
+    told = built(tiny.tokens(3, 1), segments=np.asarray([[0], [0], [5]]), cache=beams)[0]
+    assert_close(following, [told, told])
 
 
 def test_stacked_caches_decode_alike():

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import pe_jax
-from tests import util
+from pe_jax.models.transformer import Transformer
+from tests import tiny, util
 from tests.encodings.common import LENGTH, NONE, attend, qkv
 
 TAPA = pe_jax.make("tapa")
@@ -32,6 +34,12 @@ def test_gradients_are_finite_at_a_distance_of_zero_and_the_same_in_tiles():
     dense = grads("dense")
     assert all(np.isfinite(x).all() for x in dense) and len(places) == LENGTH
     util.assert_close(grads("tiled"), dense)
+
+
+def test_a_layer_attends_by_the_equation():
+    """Without a factor on queries for its scale, as phases would have it too."""
+    shapes = nnx.eval_shape(lambda: Transformer(tiny.config("tapa"), rngs=nnx.Rngs(0)))
+    assert shapes.blocks[0].attention.fold == 1
 
 
 def test_parts_are_whole_channels():

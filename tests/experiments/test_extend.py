@@ -320,6 +320,13 @@ def test_the_search_finds_a_critical_dimension_and_factors_better_than_those_it_
     assert found["loss"] == min(losses) < 0.1 * least and found["critical"] == 5
 
 
+def test_factors_whose_loss_is_not_finite_are_never_the_best():
+    theta = longrope_search.frequencies(make("rope"), 32)
+    loss = lambda x: np.nan if x[-1] > 5 else x[-1]  # noqa: E731
+    found = [x for x, *_ in longrope_search.search(loss, theta, 4.0, L, 20)["tried"]]
+    assert np.isnan(found[-1]) and found[0] == np.nanmin(found)
+
+
 def test_factors_are_as_many_as_the_frequencies_and_one_is_left_where_all_turn():
     for spec, count in {"rope": 16, "rope(fraction=0.5)": 8, "rope(base=1.5)": 16}.items():
         theta = longrope_search.frequencies(parse(spec)[0], 32)

@@ -230,7 +230,8 @@ ATTENTION: Calls = [
     (terms(pe_jax.Sink(TABLE[:, :1])), "terms: Sink has shape [4, 1]"),
     (terms(pe_jax.Sink(0.0)), "terms: Sink=0.0 is a float; pass an array"),
     (terms(pe_jax.QueryBias(TABLE[:3, :E])), "terms: QueryBias has shape [3, 8]; pass [4, 8]"),
-    (terms(pe_jax.KeyOffset((0, 8))), "KeyOffset.channels=(0, 8): pass some of 0 to 7"),
+    (terms(pe_jax.KeyOffset((0, 8))), "KeyOffset.channels=(0, 8): pass a tuple of some of 0 to 7"),
+    (terms(pe_jax.KeyOffset([0])), "KeyOffset.channels=[0]: pass a tuple"),  # pyright: ignore
     (terms(pe_jax.DistanceBias(rows, TABLE[:3])), "DistanceBias of 7 distances has shape [3, 7]"),
     (terms(pe_jax.DistanceBias(of_one_head, TABLE)), "has shape [7]; pass [4, 7] or [1, 7]"),
     (terms(pe_jax.RelativeKeys(rows, util.noise(H, 4, 3))), "RelativeKeys", "[4, 7, 3]; pass [4"),
@@ -283,6 +284,7 @@ NAMED: Calls = [
     *((at_length(LONG, x), f"length={x!r}") for x in (-1, None)),
     (lambda: rope_scaling.LongRoPE((), (1.0,), 4, factor=2.0), "short_factor=()"),
     (lambda: rope_scaling.to_hf("rope", head_dim=8), "rope='rope': pass a RoPE"),
+    (lambda: rope_scaling.to_hf(pe_jax.make("rope_pp"), head_dim=8), "rope=RoPEPP(", "pass a RoPE"),
     (lambda: rope_scaling.to_hf(ROPE, head_dim="a"), "head_dim='a'"),
 ]
 
@@ -528,6 +530,8 @@ FUNCTIONS: Calls = [
     (lambda: positions.circle([(2, 2)], alpha=1.5), "alpha=1.5: pass a number in [0, 1]"),
     (lambda: positions.cameras(np.eye(3), 2, 3), "poses.shape=(3, 3): pass [*B, C, 3, 4]"),
     (lambda: positions.cameras(POSES, 2, 0), "height, width=(2, 0)"),
+    (lambda: positions.cameras(POSES + np.eye(4)[3], 2, 3), "poses: last row", "transpose"),
+    (lambda: positions.cameras(POSES, 2, 3, None, (4, 4)), "image=(4, 4): pass intrinsics with it"),
     (lambda: positions.cameras(POSES, 2, 3, np.eye(3)), "shape=(3, 3): pass [1, 3, 3]"),
     (lambda: positions.cameras(POSES, 2, 3, np.eye(3)[None]), "image=None: pass (height, width)"),
     (lambda: naive.attention("rope", Q, K_, V), "pass those of one row"),

@@ -135,7 +135,7 @@ def search(
             factors = complete(power, slow, theta.size)
             critical = theta.size - slow.size
             tried.append((float(loss(factors)), critical, power, factors.tolist()))
-        tried.sort()
+        tried.sort(key=lambda each: (not math.isfinite(each[0]), each))  # NaN last
         candidates = [
             (power, mutated(np.array(factors[critical:]), factor, rng))
             for _, critical, power, factors in tried[:PARENTS]

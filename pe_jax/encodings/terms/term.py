@@ -34,12 +34,14 @@ class Tokens(NamedTuple):
       segments: ids of documents [B or 1, T]; a token with a negative id sees nothing; or None.
       rank: the index within the segment, if there are segments, and attention sinks or terms that
         hide pairs count by it; None: `index`.
+      row: the place in the array where `index` leaves padding out (a cache); None: `index`.
     """
 
     positions: jax.Array
     index: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     segments: jax.Array | None = None
     rank: jax.Array | None = None
+    row: jax.Array | None = None
 
 
 class Side(NamedTuple):

@@ -184,10 +184,10 @@ def extend(
     belong to an encoding.
 
     `segments` [B, T] are ids as in `attention`: a token sees its own segment, a negative id is
-    padding, before or after the tokens of a row. Once given they are kept; None then means the
-    greatest id of the row so far. Padding is skipped: positions=None are then positions within
-    the segment, and windows and masks count the tokens of a row. Tokens of a segment are adjacent
-    but for padding. A `mask` is a `pe_jax.Mask`, or booleans that broadcast to [B, H, T, S], for
+    padding, before or after the tokens of a row. Once given they are kept; None then goes on with
+    that of the row's last token. Padding is skipped: positions=None are then positions within the
+    segment, and windows and masks count the tokens of a row. Tokens of a segment are adjacent but
+    for padding. A `mask` is a `pe_jax.Mask`, or booleans that broadcast to [B, H, T, S], for
     all rows of the cache; with causal=False the T tokens see each other and all before them.
 
     All else is as for `attention`, except that a scheme that depends on the length of the sequence
@@ -472,8 +472,8 @@ def _both_sides(
     cached = Tokens(jax.lax.stop_gradient(k_positions), index[None])
     if indices is not None:
         past, of_new = indices
-        new = new._replace(index=of_new.index, segments=of_new.segments, rank=of_new.rank)
-        cached = cached._replace(index=past.index, segments=past.segments, rank=past.rank)
+        new = new._replace(row=new.index, **of_new._asdict())
+        cached = cached._replace(row=cached.index, **past._asdict())
     elif not spec.causal:  # rows without a token are hidden as padding is
         ids = jnp.where(index < start + count, 0, -1)
         new = new._replace(segments=jnp.zeros((1, count), jnp.int32))

@@ -212,8 +212,9 @@ def add_segments(cache: Cache, segments: Any, count: int) -> tuple[Cache, Indice
     ids: Any = cache.segments
     row, start = jnp.arange(cache.capacity, dtype=jnp.int32), cache.start
     if segments is None:
-        last = jnp.max(ids, axis=1, where=row < start, initial=0)
-        new = jnp.broadcast_to(last[:, None], (len(ids), count))
+        last = jnp.where((row < start)[None] & (ids >= 0), row[None], -1).max(1, keepdims=True)
+        last = jnp.where(last < 0, 0, jnp.take_along_axis(ids, jnp.maximum(last, 0), 1))
+        new = jnp.broadcast_to(last, (len(ids), count))
     else:
         new = as_positions(segments, name="segments")
         checks.shape("segments", new, (len(ids), count))

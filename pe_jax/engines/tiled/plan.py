@@ -297,5 +297,5 @@ def _fill_side(tokens: Tokens, length: int, later: bool, runs: int) -> Tokens:
         segments = jnp.zeros(tokens.index.shape, jnp.int32)
     if segments is not None:
         segments = pad(segments, 1, length, runs, constant_values=-1)
-    rank = None if tokens.rank is None else last(tokens.rank)
-    return Tokens(last(tokens.positions), index, segments, rank)
+    rank, row = (x if x is None else last(x) for x in (tokens.rank, tokens.row))
+    return Tokens(last(tokens.positions), index, segments, rank, row)
