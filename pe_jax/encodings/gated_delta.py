@@ -96,7 +96,7 @@ def delta_rule(
         return kept[..., None] * state + einsum("...le,...lf->...ef", keys, new), out
 
     if state is None:  # on the devices of what is added to it
-        added = dot("n...le,n...lf->...ef", keys[:1], learned[:1])
+        added = einsum("n...le,n...lf->...ef", keys[:1], learned[:1])
         state = varying_like(jnp.zeros_like(added), added)
     queries, keys = from_state[..., None] * queries, to_end[..., None] * keys
     inputs = (learned, dropped, weights, queries, keys, from_state[..., -1:])
