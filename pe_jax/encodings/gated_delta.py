@@ -100,7 +100,7 @@ def delta_rule(
         state = varying_like(jnp.zeros_like(added), added)
     queries, keys = from_state[..., None] * queries, to_end[..., None] * keys
     inputs = (learned, dropped, weights, queries, keys, from_state[..., -1:])
-    state, out = jax.lax.scan(step, state, inputs)
+    state, out = jax.lax.scan(step, jnp.asarray(state), inputs)
     out = jnp.moveaxis(out, (0, 3), (1, 2)).reshape(batch, -1, heads, v.shape[-1])
     return out[:, :length], state
 
