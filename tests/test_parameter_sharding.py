@@ -26,7 +26,7 @@ def model(name: str, images: bool):
     causal = given.pop("causal", True) and not images
     if images and name == "t5":
         given["bidirectional"] = True
-    spec = format_encoding(pe_jax.make(name, **given))
+    spec = name if "(" in name else format_encoding(pe_jax.make(name, **given))
     options = {"bias": True, "gated": True, "qk_norm": True, "norm": "layer", "tied": False}
     options |= {"block": "around", "embed_norm": True}
     config = tiny.config(spec, width=4 * HEAD, causal=causal, **options)
@@ -42,9 +42,9 @@ def mesh():
 
 
 @pytest.mark.parametrize("images", [False, True], ids=["tokens", "images"])
-@pytest.mark.parametrize("name", [*pe_jax.ENCODINGS, "gated_delta"])
+@pytest.mark.parametrize("name", [*pe_jax.ENCODINGS, "gated_delta", "gated_delta(decay=channel)"])
 def test_every_parameter_of_every_model_has_a_rule(name, images, mesh):
-    claims = pe_jax.make(name).claims
+    claims = pe_jax.parse(name)[0].claims
     if images and (claims.causal_only or name == "inkling"):
         with pytest.raises(ValueError, match="causal"):
             model(name, images)
@@ -106,7 +106,7 @@ def test_axes_are_named_after_the_sizes_that_they_are(spec):
 
 @pytest.mark.parametrize("name", pe_jax.ENCODINGS)
 def test_axes_have_the_tree_of_the_parameters(name):
-    encoding, dims = pe_jax.make(name), pe_jax.Dims(512, 8, 4, 64)
+    encoding, dims = pe_jax.parse(name)[0], pe_jax.Dims(512, 8, 4, 64)
     shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
     axes = encoding.logical_axes(dims)
     assert jax.tree.structure(axes) == jax.tree.structure(shapes)

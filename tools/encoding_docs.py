@@ -56,8 +56,8 @@ three layers of four a window, `@chunk=512` chunks that see no other: Llama 4's 
 `rope_scaling.from_hf` reads the settings of a Hugging Face config. Rotations of several axes
 take one for all, or one for each: `rope_nd(scaling=(linear(factor=2), None, None))`.
 
-`gated_delta*3,nope` has three recurrent layers for each of attention, as Kimi Linear;
-`gated_delta*3,rope` is Qwen3-Next's pattern. A layer of the
+`gated_delta(decay=channel)*3,nope` has three recurrent layers for each of attention, as Kimi
+Linear; `gated_delta*3,rope` is Qwen3-Next's pattern. A layer of the
 [gated delta rule](../pe_jax/encodings/gated_delta.py) stands in the place of attention in a
 Transformer: the order of tokens is in its state, and it reads no positions. Documents and padding
 are kept apart as in attention, and a cache holds its state [B, H, E, E], whatever the length. With

@@ -1,12 +1,13 @@
 """The gated delta rule: Yang et al., "Gated Delta Networks", arXiv 2412.06464, §3.1 and §3.3.
 
-    S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,     o_t = S_tᵀ q_t/sqrt(E)
+    S_t = (I - β_t k_t k_tᵀ) α_t S_{t-1} + β_t k_t v_tᵀ,     o_t = S_tᵀ q_t/sqrt(E)
 
-A recurrent layer in the place of attention: `gated_delta*3,nope` is the pattern of Kimi Linear
-(arXiv 2510.26692), `gated_delta*3,rope` that of Qwen3-Next. The state S [E, F] forgets by α, drops
-what it returns for the key and learns the value instead, so that the order of tokens is in it
-without positions. The layer is Qwen3-Next's (transformers, `Qwen3NextGatedDeltaNet`); its decay α
-is one number per head, where Kimi's is one per channel of the key, which is not here.
+A recurrent layer in the place of attention. The state S [E, F] forgets by α, drops what it returns
+for the key and learns the value instead, so that the order of tokens is in it without positions.
+`gated_delta*3,rope` is the pattern of Qwen3-Next, whose layer this is (transformers,
+`Qwen3NextGatedDeltaNet`), `gated_delta(decay=channel)*3,nope` that of Kimi Linear (arXiv
+2510.26692, §3, eq. 1): α is one number for a head there, one for each channel of the key here, from
+a projection of rank E. (Kimi's gate of the output has that rank too, and a sigmoid for SiLU.)
 
 B batch, T tokens, H heads, E width of q and k, F width of v, C channels, N chunks, L their tokens.
 """
@@ -16,8 +17,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.config_fields import int_field
+from pe_jax.config_fields import choice_field, int_field
 from pe_jax.encodings.base import Recurrent
+from pe_jax.numerics import fading
 from pe_jax.numerics.arrays import align, varying_like
 from pe_jax.numerics.linear_algebra import inverse_unit_lower
 from pe_jax.numerics.products import einsum
@@ -28,9 +30,14 @@ FORGOTTEN = -30.0  # ln α below which nothing of a state is left in float32; su
 
 @dataclasses.dataclass(frozen=True)
 class GatedDelta(Recurrent):
-    """A recurrent layer in the place of attention; `taps` is the width of its short convolution."""
+    """A recurrent layer in the place of attention.
+
+    `taps` is the width of its short convolution; `decay` says whether each head has one decay or
+    each channel of its keys.
+    """
 
     taps: int = int_field(4, 1)
+    decay: str = choice_field("head", ("head", "channel"))
 
 
 def delta_rule(
@@ -51,7 +58,8 @@ def delta_rule(
       q: float32 [B, T, H, E], T ≥ 1.
       k: float32 [B, T, H, E], of length 1.
       v: float32 [B, T, H, F].
-      log_decay: ln α, at most 0, also -inf: float32 [B, T, H]; 0 for padding.
+      log_decay: ln α, at most 0, also -inf; 0 for padding: float32 [B, T, H], or by channel
+        [B, T, H, E].
       beta: in [0, 1], 0 for padding: float32 [B, T, H].
       documents: int32 [B, T], which never fall: a token sees those of its own number; None: all 0.
       state: before the first token, of document 0: float32 [B, H, E, F]; None: zeros.
@@ -75,18 +83,27 @@ def delta_rule(
     of, keys = chunks(documents, "edge"), chunks(k)  # documents [N, B, 1, L]
     last = of[..., -1:]
     before = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
-    total = jnp.cumsum(jnp.maximum(chunks(log_decay), FORGOTTEN), -1)
-    from_state = jnp.where(of == before, jnp.exp(total), 0)  # [N, B, H, L]
-    to_end = jnp.where(of == last, jnp.exp(total[..., -1:] - total), 0)
+    by_channel = log_decay.ndim == q.ndim
+    steps = log_decay if by_channel else log_decay[..., None]
+    total = jnp.cumsum(jnp.maximum(chunks(steps), FORGOTTEN), -2)  # [N, B, H, L, E or 1]
+    from_state = jnp.where((of == before)[..., None], jnp.exp(total), 0)
+    to_end = jnp.where((of == last)[..., None], jnp.exp(total[..., -1:, :] - total), 0)
     pairs = jnp.tril(of[..., None] == of[..., None, :])
-    decay = jnp.exp(jnp.where(pairs, total[..., None] - total[..., None, :], -1e30))
+
+    def products(x, y):
+        """Of two tokens of a document, faded by those between: [N, B, H, L, L]."""
+        if by_channel:
+            sums = jnp.concatenate([total, jnp.zeros_like(total)], -1)
+            return jnp.where(pairs, fading.near(x, y, sums, sums), 0)
+        between = jnp.where(pairs, total - jnp.swapaxes(total, -1, -2), -1e30)
+        return einsum("...le,...me->...lm", x, y) * jnp.exp(between)
 
     rates, queries = chunks(beta)[..., None], width**-0.5 * chunks(q)
-    system = rates * einsum("...le,...me->...lm", keys, keys) * decay
+    system = rates * products(keys, keys)
     inverse = inverse_unit_lower(jnp.tril(system, -1))
     learned = einsum("...lm,...mf->...lf", inverse, rates * chunks(v))
-    dropped = einsum("...lm,...me->...le", inverse, rates * from_state[..., None] * keys)
-    weights = einsum("...le,...me->...lm", queries, keys) * decay
+    dropped = einsum("...lm,...me->...le", inverse, rates * from_state * keys)
+    weights = products(queries, keys)
 
     def step(state, chunk):
         learned, dropped, weights, queries, keys, kept = chunk
@@ -98,8 +115,8 @@ def delta_rule(
     if state is None:  # on the devices of what is added to it
         added = einsum("n...le,n...lf->...ef", keys[:1], learned[:1])
         state = varying_like(jnp.zeros_like(added), added)
-    queries, keys = from_state[..., None] * queries, to_end[..., None] * keys
-    inputs = (learned, dropped, weights, queries, keys, from_state[..., -1:])
+    queries, keys = from_state * queries, to_end * keys
+    inputs = (learned, dropped, weights, queries, keys, from_state[..., -1, :])
     state, out = jax.lax.scan(step, jnp.asarray(state), inputs)
     out = jnp.moveaxis(out, (0, 3), (1, 2)).reshape(batch, -1, heads, v.shape[-1])
     return out[:, :length], state

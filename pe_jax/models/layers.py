@@ -167,7 +167,8 @@ class Recurrence(Attention):
     last tokens and SiLU, q and k are normalised, and the output is normalised and gated. What
     `ModelConfig` says of attention (`kv_heads`, `qk_norm`, scale, cap, engine) does not apply.
     Beside attention's 4·W weights, W = width·H·E, it has W of the gate, 2·width·H of β and α,
-    3·taps·H·E of the convolution, and 2·H + E.
+    3·taps·H·E of the convolution, and 2·H + E. A decay for each channel, from a projection of rank
+    E, has (width + H·E)·E + H·E for the width·H + H of α.
     """
 
     def __init__(self, config: ModelConfig, encoding: Windowed, rngs: nnx.Rngs):
@@ -179,7 +180,11 @@ class Recurrence(Attention):
         own = nnx.Rngs(rngs.encoding())  # a separate stream, as of an encoding's parameters
         self.gate = linear(config, "qkv", width, inner, own, width**-0.5)
         self.beta = linear(config, "qkv", width, dims.heads, own, width**-0.5)
-        self.decay = linear(config, "qkv", width, dims.heads, own, width**-0.5)
+        by_channel = rule.decay == "channel"
+        rank = dims.head_dim if by_channel else width
+        self.to_decay = linear(config, "qkv", width, rank, own, width**-0.5) if by_channel else None
+        decays = (dims.heads, dims.head_dim) if by_channel else (dims.heads,)
+        self.decay = linear(config, "qkv", rank, math.prod(decays), own, rank**-0.5)
 
         def drawn(low: float, high: float, *shape: int) -> jax.Array:
             return jax.random.uniform(own.params(), shape, jnp.float32, low, high)
@@ -188,7 +193,7 @@ class Recurrence(Attention):
         self.taps = nnx.Param(drawn(-bound, bound, rule.taps, 3, inner))  # of q, k and v
         # as in flash-linear-attention: α = exp(-A·dt) with A in (0, 16) and dt in (0.001, 0.1)
         self.log_rate = nnx.Param(jnp.log(drawn(0.01, 16, dims.heads)))
-        steps = jnp.exp(drawn(math.log(1e-3), math.log(0.1), dims.heads))
+        steps = jnp.exp(drawn(math.log(1e-3), math.log(0.1), *decays))
         self.step_bias = nnx.Param(steps + jnp.log(-jnp.expm1(-steps)))  # softplus of it is dt
         self.out_norm = norm(config, dims.head_dim, own)
 
@@ -234,11 +239,17 @@ class Recurrence(Attention):
         inputs = jnp.stack([self.q(x), self.k(x), self.v(x)], -2)
         y = jax.nn.silu(gated_delta.convolve(self.taps[...], inputs, past.inputs, documents))
         q, k, v = (y[:, :, n].reshape(rows).astype(jnp.float32) for n in range(3))
-        step = jax.nn.softplus(self.decay(x).astype(jnp.float32) + align(self.step_bias[...], x))
-        log_decay = -align(jnp.exp(self.log_rate[...]), step) * step
+        bias, rate = self.step_bias[...], jnp.exp(self.log_rate[...])
+        step = self.decay(x if self.to_decay is None else self.to_decay(x)).astype(jnp.float32)
+        step = step.reshape(*x.shape[:-1], *bias.shape)
+        step = jax.nn.softplus(step + align(bias, step))
+        log_decay = -align(rate.reshape(-1, *(1,) * (bias.ndim - 1)), step) * step
         beta = jax.nn.sigmoid(self.beta(x).astype(jnp.float32))
         if is_token is not None:
-            log_decay, beta = (jnp.where(is_token[..., None], z, 0) for z in (log_decay, beta))
+            log_decay, beta = (
+                jnp.where(is_token.reshape(*is_token.shape, *(1,) * (z.ndim - 2)), z, 0)
+                for z in (log_decay, beta)
+            )
         out, state = gated_delta.delta_rule(
             unit(q), unit(k), v, log_decay, beta, documents, past.state
         )

@@ -36,13 +36,14 @@ LOGICAL = (  # path of a parameter → its logical axes; () is replicated
     (r"embed/(embedding|kernel)", (None, "width")),
     (r"head/kernel", ("width", None)),
     (r"blocks/.*/attention/(q|k|v|gate|beta|decay)/kernel", (None, "width", "heads")),
+    (r"blocks/.*/attention/to_decay/kernel", (None, "width", None)),
     (r"blocks/.*/attention/out/kernel", (None, "heads", "width")),
     (r"blocks/.*/mlp/(up|gate)/kernel", (None, "width", "hidden")),
     (r"blocks/.*/mlp/down/kernel", (None, "hidden", "width")),
     (r"blocks/.*/attention/taps", (None, None, None, "heads")),
     (r"blocks/.*/attention/(log_rate|step_bias)", (None, "heads")),
     (r"(.*/)?\w*norm/(scale|bias)", ()),
-    (r"(embed|head|blocks/.*/(attention/(q|k|v|out|gate|beta|decay)|mlp/(up|gate|down)))/bias", ()),
+    (r"(embed|head|blocks/.*/(attention/\w+|mlp/(up|gate|down)))/bias", ()),
 )
 
 

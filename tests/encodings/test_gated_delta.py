@@ -24,12 +24,12 @@ from tests.util import assert_close
 B, H, E, F = 2, 3, 6, 4
 
 
-def inputs(length: int, seed: int = 0) -> list[np.ndarray]:
-    """q, k, v, ln α and β of random tokens, keys of length 1."""
-    rng = np.random.default_rng(seed)
+def inputs(length: int, channels: tuple = ()) -> list[np.ndarray]:
+    """q, k, v, ln α (by channel: `channels` is (E,)) and β of random tokens, keys of length 1."""
+    rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((B, length, H, n), np.float32) for n in (E, E, F))
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    return [q, k, v, -np.exp(rng.normal(-2, 2, (B, length, H))).astype(np.float32)] + [
+    return [q, k, v, -np.exp(rng.normal(-2, 2, (B, length, H, *channels))).astype(np.float32)] + [
         rng.uniform(0, 1, (B, length, H)).astype(np.float32)
     ]
 
@@ -47,10 +47,14 @@ def want(arrays, cuts, state):
     return np.stack(outs), np.stack(states)
 
 
+BOTH = pytest.mark.parametrize("channels", [(), (E,)])
+
+
+@BOTH
 @pytest.mark.parametrize("length", [1, 2, 7, 23])
-def test_chunks_equal_the_recurrence_of_each_document(length, monkeypatch):
+def test_chunks_equal_the_recurrence_of_each_document(length, channels, monkeypatch):
     monkeypatch.setattr(gated_delta, "CHUNK", 8)
-    arrays, state = inputs(length), np.random.default_rng(1).normal(size=(B, H, E, F))
+    arrays, state = inputs(length, channels), np.random.default_rng(1).normal(size=(B, H, E, F))
     cuts = [[], [n for n in (1, 3, 9, 16) if n < length]]
     documents = np.stack([np.isin(np.arange(length), ends).cumsum() for ends in cuts])
     got = jax.jit(gated_delta.delta_rule)(*arrays, documents, state.astype(np.float32))
@@ -59,14 +63,15 @@ def test_chunks_equal_the_recurrence_of_each_document(length, monkeypatch):
     assert_close(alone, want(arrays, [[], []], 0 * state), 1e-5)
 
 
-def test_gradients_are_those_of_the_recurrence(monkeypatch):
-    """Of flash-linear-attention's naive form, written anew."""
+@BOTH
+def test_gradients_are_those_of_the_recurrence(channels, monkeypatch):
+    """Of flash-linear-attention's naive forms, written anew."""
     monkeypatch.setattr(gated_delta, "CHUNK", 4)
-    arrays = inputs(11)
+    arrays = inputs(11, channels)
 
     def step(state, token):
         q, k, v, log_decay, beta = token
-        state = jnp.exp(log_decay)[..., None, None] * state
+        state = jnp.exp(log_decay).reshape(B, H, -1, 1) * state
         new = beta[..., None] * (v - jnp.einsum("bhef,bhe->bhf", state, k))
         state = state + k[..., None] * new[..., None, :]
         return state, E**-0.5 * jnp.einsum("bhef,bhe->bhf", state, q)
@@ -90,9 +95,10 @@ def test_keys_that_are_all_alike_lose_no_precision():
     assert_close(gated_delta.delta_rule(*arrays), want(arrays, [[], []], np.zeros((B, H, E, F))))
 
 
-def test_a_token_that_drops_all_before_it_leaves_later_ones_exact():
+@BOTH
+def test_a_token_that_drops_all_before_it_leaves_later_ones_exact(channels):
     """A sum of logarithms over a chunk would hold 1e-3 of such a one, and -inf none."""
-    arrays = inputs(64)
+    arrays = inputs(64, channels)
     arrays[3][:, ::7], arrays[3][:, 3] = -5e3, -np.inf
     assert_close(
         gated_delta.delta_rule(*arrays), want(arrays, [[], []], np.zeros((B, H, E, F))), 1e-4
@@ -129,18 +135,19 @@ def test_memory_and_time_grow_with_the_length_alone():
 MODEL = tiny.config("gated_delta,rope", layers=2)
 
 
-def test_a_cache_decodes_in_any_parts_with_padding_anywhere():
+@pytest.mark.parametrize("rule", ["gated_delta", "gated_delta(decay=channel)"])
+def test_a_cache_decodes_in_any_parts_with_padding_anywhere(rule):
     """Rows with padding before, between and after their tokens, and a document begins later.
 
     What follows without an id belongs to the last token's document, whatever the ids are.
     """
-    built, _ = tiny.build(tiny.config("gated_delta,nope"))
+    built, _ = tiny.build(tiny.config(f"{rule},nope"))
     ids = np.asarray([[-1, 8, 8, -1, 8, 5, 5, -1], [0, 0, 0, 0, 0, 0, 0, 0]], np.int32)
     rows = tiny.tokens(2, 8)
     whole = np.asarray(built(rows, segments=ids))
     assert_close(whole[0, [1, 2, 4]], built(rows[:1, [1, 2, 4]])[0])
     assert_close(whole[0, 5:7], built(rows[:1, 5:7])[0])
-    for parts in ((8,), (3, 5), (1,) * 8, (2, 3, 3)):
+    for parts in ((8,), (3, 5), (1,) * 8, (2, 3, 3))[:: 1 if rule == "gated_delta" else 3]:
         cache, out, at = built.init_cache(2, 9, padded=True), [], 0
         for count in parts:
             some = slice(at, at := at + count)
@@ -179,13 +186,16 @@ def test_padding_reaches_nothing_even_if_it_is_not_a_number():
     assert np.isfinite(gradient).all() and not np.asarray(gradient)[ids < 0].any()
 
 
-def test_its_parameters_are_those_that_the_page_says():
-    model = tiny.config("gated_delta", width=32, heads=4, kv_heads=2)
+@pytest.mark.parametrize("decay", ["head", "channel"])
+def test_its_parameters_are_those_that_the_page_says(decay):
+    model = tiny.config(f"gated_delta(decay={decay})", width=32, heads=4, kv_heads=2)
     _, shapes = tiny.abstract_terms(model)
     layer = shapes["blocks"][0]["attention"]
     count = sum(x.size for x in jax.tree.leaves(layer)) // model.layers
-    width, heads, inner = 32, 4, 32
-    assert count == 5 * width * inner + 2 * width * heads + 12 * inner + 2 * heads + inner // heads
+    width, heads, inner, each = 32, 4, 32, 8
+    of_decays = (width + 1) * heads if decay == "head" else (width + inner) * each + inner
+    own = width * heads + of_decays + 12 * inner + heads + each
+    assert count == 5 * width * inner + own
     flops = [utilization.flops_per_token(model, shapes, n) for n in (64, 4096)]
     assert flops[0] == flops[1]
     drawn = nnx.state(Transformer(model, rngs=nnx.Rngs(0)).blocks[0].attention)

@@ -26,9 +26,10 @@ from pe_jax.encodings.terms.term import (
     pair_distance,
     static,
 )
+from pe_jax.numerics import fading
 from pe_jax.numerics.arrays import repeat_heads, varying_like
 from pe_jax.numerics.products import einsum
-from pe_jax.numerics.running_sums import between, difference, exactly, pieces
+from pe_jax.numerics.running_sums import between, exactly, pieces
 from pe_jax.validation import require
 
 
@@ -62,10 +63,10 @@ class ChannelDecay(ProductTerm):
         first = rows[:, :1]
         behind = jnp.all(rows >= first) & jnp.all(columns <= first)
         length, near = rows.shape[1], _faded
-        if not jax.export.is_symbolic_dim(length) and columns.shape[1] == length > NEAR:
+        if not jax.export.is_symbolic_dim(length) and columns.shape[1] == length > fading.NEAR:
             same = jnp.all(rows == columns) & jnp.all(rows[:, 1:] > rows[:, :-1])
-            near = functools.partial(jax.lax.cond, same, _faded_in_order, _faded)
-        return jax.lax.cond(behind, _faded_before, near, *operands)
+            near = functools.partial(jax.lax.cond, same, fading.in_order, _faded)
+        return jax.lax.cond(behind, fading.before, near, *operands)
 
 
 def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
@@ -88,74 +89,6 @@ def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -
 
     channels = [jnp.moveaxis(x, -1, 0) for x in (*rows, *columns)]
     return jax.lax.scan(add, varying_like(start, channels), channels)[0]
-
-
-def _faded_before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
-    """The same where the first query follows all keys and the others follow it: one product.
-
-    The fade of a pair is that from the key to the first query times that from there on.
-    """
-    first = q_state[:, :, :1]
-    queries, keys = _faded_to(first, q, q_state, 1), _faded_to(first, k, k_state, -1)
-    return einsum("bhre,bhce->bhrc", queries, keys)
-
-
-def _faded_to(middle: jax.Array, x: jax.Array, state: jax.Array, sign: Any) -> jax.Array:
-    """x·exp(-|P - M|) for tokens after the one with the sums M (sign 1) and before it (-1).
-
-    The product of two such on either side of M does not depend on M, which gets no gradient.
-    Padding at the end of a row, whose sums are 0, does not matter.
-    """
-    sums, at_middle = (jnp.split(y, 2, axis=-1) for y in (state, jax.lax.stop_gradient(middle)))
-    change = sign * difference(sums, at_middle)
-    return x * jnp.exp(jnp.where(change > 0, 0, change))
-
-
-NEAR = 32  # tokens of a block in `_faded_in_order`
-
-
-def _faded_in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array):
-    """The same where queries and keys are the same tokens in order: [B, H, T, T].
-
-    Blocks of `NEAR` tokens are joined two by two: all pairs between two are one product.
-    """
-    batch, heads, length, _ = q.shape
-    blocks = 1 << (-(-length // NEAR) - 1).bit_length()
-    size = -(-length // blocks)
-    more = [(0, 0), (0, 0), (0, blocks * size - length), (0, 0)]
-    sides = [jnp.pad(x.astype(jnp.float32), more, "edge") for x in (q, k, q_state, k_state)]
-    scores = _faded_near(*(x.reshape(batch, heads * blocks, size, -1) for x in sides))
-    sign = jnp.float32([-1, 1])[:, None, None]
-    while blocks > 1:
-        q, k, *states = (x.reshape(batch, -1, 2, size, x.shape[-1]) for x in sides)
-        middle = states[0][:, :, 1:, :1]
-        queries, keys = (_faded_to(middle, x, y, sign) for x, y in ((q, states[0]), (k, states[1])))
-        other = einsum("bphre,bphce->bphrc", queries, keys[:, :, ::-1])
-        same = scores.reshape(other.shape)
-        first = jnp.concatenate([same[:, :, 0], other[:, :, 0]], -1)
-        second = jnp.concatenate([other[:, :, 1], same[:, :, 1]], -1)
-        scores, size, blocks = jnp.concatenate([first, second], -2), 2 * size, blocks // 2
-    return scores[:, :, :length, :length]
-
-
-def _faded_near(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
-    """The same for a few tokens in order, in the logarithm of so many products.
-
-    They are halved again and again; a product gives the pairs that one halving parts.
-    """
-    token = jnp.arange(q.shape[2], dtype=jnp.int32)
-
-    def halved(scores, level):
-        half = token >> level
-        middle = jnp.minimum((half | 1) << level, token[-1])
-        middle, sign = jnp.take(q_state, middle, axis=2), (2 * (half & 1) - 1)[:, None]
-        queries, keys = (_faded_to(middle, x, y, sign) for x, y in ((q, q_state), (k, k_state)))
-        parted = half[:, None] ^ half == 1
-        return jnp.where(parted, einsum("bhre,bhce->bhrc", queries, keys), scores), None
-
-    own = jnp.eye(len(token)) * (q * k).sum(-1)[..., None]
-    levels = jnp.arange((len(token) - 1).bit_length(), dtype=jnp.int32)
-    return jax.lax.scan(halved, varying_like(own, (q, k, q_state, k_state)), levels)[0]
 
 
 def fade(q, q_sum, q_rest, k, k_sum, k_rest) -> jax.Array:

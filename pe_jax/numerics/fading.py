@@ -1,0 +1,87 @@
+"""Products of queries and keys whose channels fade by the tokens between, as products of matrices.
+
+    score_ij = Σ_n q_i,n k_j,n exp(-|P_i,n - P_j,n|)
+
+P is the sum of each channel's steps up to a token, none of them positive, as `running_sums.totals`
+has it: E rounded sums, then what they rounded off. exp(P_i) alone would vanish and exp(-P_j)
+overflow. At a token M between the two the factor is exp(-|P_i - M|)·exp(-|M - P_j|), neither of
+which exceeds 1: products of one side's vectors with the other's give all pairs that M parts.
+
+B batch, H heads, T queries, S keys, E channels; q [B, H, T, E], k [B, H, S, E], their states 2E.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.numerics.arrays import varying_like
+from pe_jax.numerics.products import einsum
+from pe_jax.numerics.running_sums import difference
+
+NEAR = 32  # tokens of a block in `in_order`
+
+
+def before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
+    """Of all pairs, where the first query follows all keys and the others follow it: one product.
+
+    The fade of a pair is that from the key to the first query times that from there on.
+    """
+    first = q_state[:, :, :1]
+    queries, keys = _faded_to(first, q, q_state, 1), _faded_to(first, k, k_state, -1)
+    return einsum("bhre,bhce->bhrc", queries, keys)
+
+
+def _faded_to(middle: jax.Array, x: jax.Array, state: jax.Array, sign: Any) -> jax.Array:
+    """x·exp(-|P - M|) for tokens after the one with the sums M (sign 1) and before it (-1).
+
+    The product of two such on either side of M does not depend on M, which gets no gradient.
+    Padding at the end of a row, whose sums are 0, does not matter.
+    """
+    sums, at_middle = (jnp.split(y, 2, axis=-1) for y in (state, jax.lax.stop_gradient(middle)))
+    change = sign * difference(sums, at_middle)
+    return x * jnp.exp(jnp.where(change > 0, 0, change))
+
+
+def in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
+    """Of all pairs, where queries and keys are the same tokens in order: float32 [B, H, T, T].
+
+    Blocks of `NEAR` tokens are joined two by two: all pairs between two are one product.
+    """
+    batch, heads, length, _ = q.shape
+    blocks = 1 << (-(-length // NEAR) - 1).bit_length()
+    size = -(-length // blocks)
+    more = [(0, 0), (0, 0), (0, blocks * size - length), (0, 0)]
+    sides = [jnp.pad(x.astype(jnp.float32), more, "edge") for x in (q, k, q_state, k_state)]
+    scores = near(*(x.reshape(batch, heads * blocks, size, -1) for x in sides))
+    sign = jnp.float32([-1, 1])[:, None, None]
+    while blocks > 1:
+        q, k, *states = (x.reshape(batch, -1, 2, size, x.shape[-1]) for x in sides)
+        middle = states[0][:, :, 1:, :1]
+        queries, keys = (_faded_to(middle, x, y, sign) for x, y in ((q, states[0]), (k, states[1])))
+        other = einsum("bphre,bphce->bphrc", queries, keys[:, :, ::-1])
+        same = scores.reshape(other.shape)
+        first = jnp.concatenate([same[:, :, 0], other[:, :, 0]], -1)
+        second = jnp.concatenate([other[:, :, 1], same[:, :, 1]], -1)
+        scores, size, blocks = jnp.concatenate([first, second], -2), 2 * size, blocks // 2
+    return scores[:, :, :length, :length]
+
+
+def near(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
+    """The same for few tokens, in the logarithm of so many products; leading axes are any.
+
+    They are halved again and again; a product gives the pairs that one halving parts.
+    """
+    token = jnp.arange(q.shape[-2], dtype=jnp.int32)
+
+    def halved(scores, level):
+        half = token >> level
+        middle = jnp.minimum((half | 1) << level, token[-1])
+        middle, sign = jnp.take(q_state, middle, axis=-2), (2 * (half & 1) - 1)[:, None]
+        queries, keys = (_faded_to(middle, x, y, sign) for x, y in ((q, q_state), (k, k_state)))
+        parted = half[:, None] ^ half == 1
+        return jnp.where(parted, einsum("...re,...ce->...rc", queries, keys), scores), None
+
+    own = jnp.eye(len(token)) * (q * k).sum(-1)[..., None]
+    levels = jnp.arange((len(token) - 1).bit_length(), dtype=jnp.int32)
+    return jax.lax.scan(halved, varying_like(own, (q, k, q_state, k_state)), levels)[0]
