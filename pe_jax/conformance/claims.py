@@ -29,35 +29,25 @@ HARMLESS = {
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """The claims of a config.
+    """The claims of a config."""
 
-    Attributes:
-      layers: one entry per layer of the decoder.
-      first_tokens: how many first tokens each layer sees beyond its window.
-      plain: every layer is softmax attention without extras that positions could hide behind.
-      absolute: something is added to the input by position.
-      relative: within a layer the distance alone counts.
-      sharpened: queries have a factor by position, which is not learned.
-      reads: positions are rotated by or looked up, so that `positions` must change something.
-      positionless: nothing depends on positions, so that `positions` must change nothing.
-      sink: rows have a sink.
-      normalised: q and k are normalised; where that comes after the rotation, a shift shows.
-      rotations: what rotates, with the head's width; only: and nothing else depends on positions.
-      limit: length from which on frequencies depend on the length; None: they do not.
-    """
-
-    layers: tuple[LayerEncoding, ...] = ()
-    first_tokens: tuple[int, ...] = ()
+    layers: tuple[LayerEncoding, ...] = ()  # one entry per layer of the decoder
+    first_tokens: tuple[int, ...] = ()  # how many first tokens each layer sees beyond its window
+    # every layer is softmax attention without extras that positions could hide behind
     plain: bool = False
-    absolute: bool = False
-    relative: bool = False
-    sharpened: bool = False
+    absolute: bool = False  # something is added to the input by position
+    relative: bool = False  # within a layer the distance alone counts
+    sharpened: bool = False  # queries have a factor by position, which is not learned
+    # positions are rotated by or looked up, so that `positions` must change something
     reads: bool = False
+    # nothing depends on positions, so that `positions` must change nothing
     positionless: bool = False
-    sink: bool = False
+    sink: bool = False  # rows have a sink
+    # q and k are normalised; where that comes after the rotation, a shift shows
     normalised: bool = False
-    rotations: tuple[tuple[Any, int], ...] = ()
-    only: bool = False
+    rotations: tuple[tuple[Any, int], ...] = ()  # what rotates, with the head's width
+    only: bool = False  # and nothing else depends on positions
+    # length from which on frequencies depend on the length; None: they do not
     limit: int | None = None
 
     def visible(self, length: int) -> list[np.ndarray]:

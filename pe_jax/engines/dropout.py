@@ -18,13 +18,10 @@ class Dropout:
 
     A pair is dropped by a hash of its row's seed and of the two tokens' indices: every engine drops
     the same pairs, and the backward pass draws them again.
-
-    Attributes:
-      seeds: uint32 [B, H], drawn for each call.
-      rate: the fraction that is dropped.
     """
 
-    seeds: jax.Array
+    seeds: jax.Array  # uint32 [B, H], drawn for each call
+    # the fraction that is dropped
     rate: float = dataclasses.field(metadata={"static": True}, kw_only=True)
 
     def factors(self, q: Tokens, k: Tokens) -> jax.Array:

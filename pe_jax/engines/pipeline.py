@@ -27,22 +27,15 @@ from pe_jax.numerics.position_arrays import concrete
 
 
 class Prepared(NamedTuple):
-    """A request that was checked.
+    """A request that was checked."""
 
-    Attributes:
-      encoding: set for the length of the call, if it depends on one.
-      name: the encoding's, in messages.
-      spec: the sizes and options; whether tokens are in order is not known yet.
-      terms: those of the encoding, which come first, of the call and of its masks; traced numbers
-        are a term.
-      x: the layer's input, or None where no term reads it.
-    """
-
-    encoding: Encoding
-    name: str
-    spec: AttentionSpec
+    encoding: Encoding  # set for the length of the call, if it depends on one
+    name: str  # the encoding's, in messages
+    spec: AttentionSpec  # the sizes and options; whether tokens are in order is not known yet
+    # those of the encoding, which come first, of the call and of its masks; traced numbers are a
+    # term
     terms: tuple
-    x: Any
+    x: Any  # the layer's input, or None where no term reads it
 
 
 def prepare(

@@ -16,32 +16,22 @@ from pe_jax.validation import require
 
 @dataclasses.dataclass(frozen=True)
 class Learned1D(Family):
-    """A learned table, of `max_position_embeddings` rows.
+    """A learned table, of `max_position_embeddings` rows."""
 
-    Attributes:
-      length: default of that key.
-      causal: whether later tokens are hidden.
-      pad: default of `pad_token_id`: position 0 has the row after it, and the rows before are no
-        positions (RoBERTa); None: position 0 has row 0.
-      first_row: rows before that of position 0, in addition to the length (OPT).
-      typed: whether `position_embedding_type` is read: "absolute", "relative_key" (Shaw's keys) or,
-        if `rotary`, "rotary" (ESM).
-      decodes: whether `is_decoder` is read, which hides later tokens.
-      groups: whether each layer is `inner_group_num` of them (ALBERT).
-      layout: of a sinusoid that replaces the table; "": the table.
-      extras: of each layer.
-    """
-
-    length: int
-    causal: bool = False
+    length: int  # default of that key
+    causal: bool = False  # whether later tokens are hidden
+    # default of `pad_token_id`: position 0 has the row after it, and the rows before are no
+    # positions (RoBERTa); None: position 0 has row 0
     pad: int | None = None
-    first_row: int = 0
+    first_row: int = 0  # rows before that of position 0, in addition to the length (OPT)
+    # whether `position_embedding_type` is read: "absolute", "relative_key" (Shaw's keys) or, if
+    # `rotary`, "rotary" (ESM)
     typed: bool = False
     rotary: bool = False
-    decodes: bool = False
-    groups: bool = False
-    layout: str = ""
-    extras: Extras = Extras()
+    decodes: bool = False  # whether `is_decoder` is read, which hides later tokens
+    groups: bool = False  # whether each layer is `inner_group_num` of them (ALBERT)
+    layout: str = ""  # of a sinusoid that replaces the table; "": the table
+    extras: Extras = Extras()  # of each layer
 
     def _rows(self, keys: Keys) -> tuple[int, int]:
         """The number of positions, and the row of the first."""
@@ -118,22 +108,15 @@ class GPTNeo(Learned1D):
 
 @dataclasses.dataclass(frozen=True)
 class TwoStacks(Family):
-    """An encoder and a decoder with positions at their inputs (Marian, BART, Whisper).
+    """An encoder and a decoder with positions at their inputs (Marian, BART, Whisper)."""
 
-    Attributes:
-      encoder: layout of the sinusoid, or None: learned.
-      decoder: the same.
-      lengths: default of both stacks' `max_position_embeddings`, or those of an encoder's
-        `max_source_positions` and a decoder's `max_target_positions`.
-      first_row: of position 0, in a released table or among the angles.
-      only: the name of a single stack, whose keys may have the usual names.
-    """
-
-    encoder: str | None
-    decoder: str | None
+    encoder: str | None  # layout of the sinusoid, or None: learned
+    decoder: str | None  # the same
+    # default of both stacks' `max_position_embeddings`, or those of an encoder's
+    # `max_source_positions` and a decoder's `max_target_positions`
     lengths: int | tuple[int, int]
-    first_row: int = 0
-    only: str = ""
+    first_row: int = 0  # of position 0, in a released table or among the angles
+    only: str = ""  # the name of a single stack, whose keys may have the usual names
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         entries, width = [], keys.integer("d_model", "hidden_size")
@@ -161,14 +144,11 @@ class TwoStacks(Family):
 
 @dataclasses.dataclass(frozen=True)
 class Halves(Family):
-    """An encoder and a decoder, each with keys in a separate config, or under a prefix.
+    """An encoder and a decoder, each with keys in a separate config, or under a prefix."""
 
-    Attributes:
-      stacks: the families of both, the encoder's first, and the names of their default sizes.
-      suffix: what follows "encoder" and "decoder" in the keys of their configs; "_": a prefix.
-    """
-
+    # the families of both, the encoder's first, and the names of their default sizes
     stacks: tuple[tuple[Any, str], tuple[Any, str]]
+    # what follows "encoder" and "decoder" in the keys of their configs; "_": a prefix
     suffix: str = ""
 
     def read(self, keys):

@@ -25,15 +25,10 @@ NUM_BUCKETS, MAX_DISTANCE = "relative_attention_num_buckets", "relative_attentio
 
 @dataclasses.dataclass(frozen=True)
 class T5Family(Family):
-    """T5's buckets, both ways in the encoder; cross-attention has no positions.
+    """T5's buckets, both ways in the encoder; cross-attention has no positions."""
 
-    Attributes:
-      shared: whether the layers of a stack share a table.
-      local: whether the encoder's attention has a radius (LongT5).
-    """
-
-    shared: bool = True
-    local: bool = False
+    shared: bool = True  # whether the layers of a stack share a table
+    local: bool = False  # whether the encoder's attention has a radius (LongT5)
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         count = keys.layers()

@@ -14,13 +14,9 @@ SLIDING, FULL = "hybrid_sliding", "hybrid"
 
 @dataclasses.dataclass(frozen=True)
 class InklingFamily(Family):
-    """A window with a profile of its length on most layers; on the others a logarithmic floor.
+    """A window with a profile of its length on most layers; on the others a logarithmic floor."""
 
-    Attributes:
-      second: whether it is Inkling 2, which clips norms and has sinks.
-    """
-
-    second: bool = False
+    second: bool = False  # whether it is Inkling 2, which clips norms and has sinks
     both_ways = False  # its profiles are of earlier tokens
 
     def read(self, keys: Keys) -> list[LayerEncoding]:

@@ -25,25 +25,15 @@ RENAMED = {  # by transformers, too
 
 @dataclasses.dataclass(frozen=True)
 class Each:
-    """Of every `count` layers one is full.
+    """Of every `count` layers one is full."""
 
-    Attributes:
-      count: default of the key.
-      key: the key that sets it; "": none.
-      first: whether it is the first of them, not the last.
-      others: the type of the others.
-      last: whether the model's last is full, too.
-      back: whether they are counted from the last.
-      full: the type of the full ones.
-    """
-
-    count: int
-    key: str = "sliding_window_pattern"
-    first: bool = False
-    others: str = SLIDING
-    last: bool = False
-    back: bool = False
-    full: str = FULL
+    count: int  # default of the key
+    key: str = "sliding_window_pattern"  # the key that sets it; "": none
+    first: bool = False  # whether it is the first of them, not the last
+    others: str = SLIDING  # the type of the others
+    last: bool = False  # whether the model's last is full, too
+    back: bool = False  # whether they are counted from the last
+    full: str = FULL  # the type of the full ones
 
     def __call__(self, keys: Keys, layers: int) -> list[str]:
         period = keys.integer(self.key, f"_{self.key}", default=self.count)
@@ -54,16 +44,11 @@ class Each:
 
 @dataclasses.dataclass(frozen=True)
 class Hybrid:
-    """Which layers attend, by whichever key of hybrid models is present.
+    """Which layers attend, by whichever key of hybrid models is present."""
 
-    Attributes:
-      period: without a key, layers `offset`, `offset` + `period`, … attend; 0: none does.
-      offset: index of the first.
-      crossed: whether the layers of `cross_attention_layers`, which attend to an image, do not.
-    """
-
-    period: int = 0
-    offset: int = 0
+    period: int = 0  # without a key, layers `offset`, `offset` + `period`, … attend; 0: none does
+    offset: int = 0  # index of the first
+    # whether the layers of `cross_attention_layers`, which attend to an image, do not
     crossed: bool = False
 
     def __call__(self, keys: Keys, layers: int) -> list[str]:

@@ -23,24 +23,18 @@ class MLA(Rotary):
 
     All heads share those of the key. The encoding rotates the first channels: put them first.
     With YaRN and `mscale_all_dim` the scale is multiplied twice by 0.1·mscale_all_dim·ln s + 1.
-
-    Attributes:
-      interleave: the key of the layout, and its default; or the layout, where no key sets it.
-      content: default of `qk_nope_head_dim`.
-      rotary: default of `qk_rope_head_dim`.
-      index_heads: default of `index_n_heads`; 0: the indexer, if there is one, is not read.
-      index_interleave: whether neighbouring channels of the indexer are a pair, not the halves.
-      index_last: whether the indexer's rotated channels are the last of a head.
-      index_every: default of `index_topk_freq`: how many layers see the keys that one of them has
-        selected; 0: no layer shares.
     """
 
+    # the key of the layout, and its default; or the layout, where no key sets it
     interleave: tuple[str, bool] | bool = True
-    content: int = 128
-    rotary: int = 64
-    index_heads: int = 0
+    content: int = 128  # default of `qk_nope_head_dim`
+    rotary: int = 64  # default of `qk_rope_head_dim`
+    index_heads: int = 0  # default of `index_n_heads`; 0: the indexer, if there is one, is not read
+    # whether neighbouring channels of the indexer are a pair, not the halves
     index_interleave: bool = False
-    index_last: bool = False
+    index_last: bool = False  # whether the indexer's rotated channels are the last of a head
+    # default of `index_topk_freq`: how many layers see the keys that one of them has selected; 0:
+    # no layer shares
     index_every: int = 0
 
     def read(self, keys):

@@ -52,84 +52,55 @@ class Rotary(Family):
     """Models with RoPE; the fields are what transformers has in code or as defaults.
 
     A family is a line of types.toml that sets some of them.
-
-    Attributes:
-      layout: of the pairs.
-      base: where the config has none.
-      partial: the fraction that is rotated where the config has none.
-      head_dim: where the config has none; None: width/heads.
-      layer_types: gives the type of each layer where the config does not list them.
-      typed: whether `layer_types` is read, or what it is called.
-      window: the default of `sliding_window`; 0: there is no such key.
-      window_key: what it is called.
-      besides_self: whether `sliding_window_size` counts the tokens besides the query's own (MiMo).
-      use_window: whether the window waits for `use_sliding_window`.
-      rotates: which layers rotate, from keys and types; None: all.
-      nested: bases of layer types, where each has its own.
-      parameters: `rope_parameters` where the config has none.
-      sections: M-RoPE's default sections, () in the proportion of `mrope`; None: RoPE.
-      interleaved: M-RoPE's order.
-      time_last: the same; rows and columns have equal sections, and time has the other one.
-      scale: the key of the scale, and its default; "query_pre_attn_scalar" is to the power of -1/2.
-      cap: the key of the cap of logits.
-      fixed_scale: the scale, where no key sets it.
-      qk_norm: whether q and k are normalised, or the key that says so, with its default.
-      sinks: types of the layers whose heads have a sink logit.
-      layer_bases: whether each layer has a base in `layer_rope_theta`, 0 where it does not rotate.
-      causal: whether later tokens are hidden.
-      stack: "decoder" or "encoder".
-      rotary_dim: default of the key of that name, where it replaces fractions.
-      global_head_dim: default E of full layers, where they have their own.
-      tempered: whether layers that do not rotate have Llama 4's temperature.
-      original: default of `original_max_position_embeddings`, if it is in the config itself.
-      longrope: types that mean "longrope" in old configs.
-      half_window: added to half of the key's number (ModernBERT), or None.
-      bidirectional: what `use_bidirectional_attention` adds to half of the window (Gemma 3); 0: it
-        is not read.
-      images: default of `use_bidirectional_attention` (Gemma 4).
-      window_on_full: whether the window is that of full layers (MiniMax).
-      timed: whether videos are in seconds, by the vision config's `tokens_per_second`.
-      factor: default of `qk_scale_factor`.
-      extras: of each layer, in addition to what its keys say.
-      own_mscale: whether the scaling has its factors on q and k in `MSCALES`, as Phi-3.5-MoE.
     """
 
-    layout: str = "half"
-    base: float = 1e4
-    partial: float = 1.0
-    head_dim: int | None = None
+    layout: str = "half"  # of the pairs
+    base: float = 1e4  # where the config has none
+    partial: float = 1.0  # the fraction that is rotated where the config has none
+    head_dim: int | None = None  # where the config has none; None: width/heads
+    # gives the type of each layer where the config does not list them
     layer_types: Callable[[Keys, int], list[str]] | None = None
-    typed: bool | str = False
-    window: int | None = 0
-    window_key: str = "sliding_window"
+    typed: bool | str = False  # whether `layer_types` is read, or what it is called
+    window: int | None = 0  # the default of `sliding_window`; 0: there is no such key
+    window_key: str = "sliding_window"  # what it is called
+    # whether `sliding_window_size` counts the tokens besides the query's own (MiMo)
     besides_self: bool = False
-    use_window: bool = False
+    use_window: bool = False  # whether the window waits for `use_sliding_window`
+    # which layers rotate, from keys and types; None: all
     rotates: Callable[[Keys, list[str]], list[bool]] | None = None
-    nested: Mapping[str, Base] | None = None
-    parameters: Mapping[str, Any] | None = None
+    nested: Mapping[str, Base] | None = None  # bases of layer types, where each has its own
+    parameters: Mapping[str, Any] | None = None  # `rope_parameters` where the config has none
+    # M-RoPE's default sections, () in the proportion of `mrope`; None: RoPE
     sections: tuple[int, ...] | None = None
-    interleaved: bool = False
+    interleaved: bool = False  # M-RoPE's order
+    # the same; rows and columns have equal sections, and time has the other one
     time_last: bool = False
+    # the key of the scale, and its default; "query_pre_attn_scalar" is to the power of -1/2
     scale: tuple[str, float | None] | None = None
-    cap: tuple[str, float | None] | None = None
-    fixed_scale: float | None = None
+    cap: tuple[str, float | None] | None = None  # the key of the cap of logits
+    fixed_scale: float | None = None  # the scale, where no key sets it
+    # whether q and k are normalised, or the key that says so, with its default
     qk_norm: bool | tuple[str, bool] = False
-    sinks: tuple[str, ...] = ()
+    sinks: tuple[str, ...] = ()  # types of the layers whose heads have a sink logit
+    # whether each layer has a base in `layer_rope_theta`, 0 where it does not rotate
     layer_bases: bool = False
-    causal: bool = True
-    stack: str = "decoder"
-    rotary_dim: int | None = None
-    global_head_dim: int | None = None
-    tempered: bool = False
+    causal: bool = True  # whether later tokens are hidden
+    stack: str = "decoder"  # "decoder" or "encoder"
+    rotary_dim: int | None = None  # default of the key of that name, where it replaces fractions
+    global_head_dim: int | None = None  # default E of full layers, where they have their own
+    tempered: bool = False  # whether layers that do not rotate have Llama 4's temperature
+    # default of `original_max_position_embeddings`, if it is in the config itself
     original: int | None = None
-    longrope: tuple[str, ...] = ()
-    half_window: int | None = None
+    longrope: tuple[str, ...] = ()  # types that mean "longrope" in old configs
+    half_window: int | None = None  # added to half of the key's number (ModernBERT), or None
+    # what `use_bidirectional_attention` adds to half of the window (Gemma 3); 0: it is not read
     bidirectional: int = 0
-    images: str | None = None
-    window_on_full: bool = False
-    timed: bool = False
-    factor: float = 1.0
-    extras: Extras = Extras()
+    images: str | None = None  # default of `use_bidirectional_attention` (Gemma 4)
+    window_on_full: bool = False  # whether the window is that of full layers (MiniMax)
+    timed: bool = False  # whether videos are in seconds, by the vision config's `tokens_per_second`
+    factor: float = 1.0  # default of `qk_scale_factor`
+    extras: Extras = Extras()  # of each layer, in addition to what its keys say
+    # whether the scaling has its factors on q and k in `MSCALES`, as Phi-3.5-MoE
     own_mscale: bool = False
 
     def read(self, keys: Keys) -> list[LayerEncoding]:

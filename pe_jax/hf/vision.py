@@ -35,32 +35,19 @@ def _patches(keys: Keys, image: int, patch: int) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Axial(Family):
-    """RoPE on rows and columns.
+    """RoPE on rows and columns."""
 
-    Attributes:
-      spectrum: of the frequencies.
-      nested: whether the base is in `rope_parameters` (type "axial"), else in `rope_theta`.
-      base: where the config has none.
-      normalized: whether positions lie in [-1, 1].
-      registers: whether a CLS token and `num_register_tokens` come first.
-      layers: the key of the number of layers.
-      width: the key of the width.
-      windowed: the key of the layers that see more of the image than a window, or "" where all do.
-      axes: 3 for time, row and column.
-      layout: of the pairs.
-      extras: of each layer.
-    """
-
-    spectrum: str = "shared"
-    base: float = 1e4
-    normalized: bool = False
-    registers: bool = False
-    layers: tuple[str, ...] = LAYERS
-    width: tuple[str, ...] = ("hidden_size",)
+    spectrum: str = "shared"  # of the frequencies
+    base: float = 1e4  # where the config has none
+    normalized: bool = False  # whether positions lie in [-1, 1]
+    registers: bool = False  # whether a CLS token and `num_register_tokens` come first
+    layers: tuple[str, ...] = LAYERS  # the key of the number of layers
+    width: tuple[str, ...] = ("hidden_size",)  # the key of the width
+    # the key of the layers that see more of the image than a window, or "" where all do
     windowed: str = ""
-    axes: int = 2
-    layout: str = "half"
-    extras: Extras = Extras()
+    axes: int = 2  # 3 for time, row and column
+    layout: str = "half"  # of the pairs
+    extras: Extras = Extras()  # of each layer
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         parameters = dict(keys.mapping("rope_parameters") or {})
@@ -121,27 +108,18 @@ class Sinusoids(Family):
 
 @dataclasses.dataclass(frozen=True)
 class Patches(Family):
-    """A learned vector for each patch (ViT), resized for other images.
+    """A learned vector for each patch (ViT), resized for other images."""
 
-    Attributes:
-      patch: default of `patch_size`.
-      tokens: how many tokens before the patches have vectors.
-      method: how the table is resized.
-      antialias: the same.
-      registers: default of `num_register_tokens`, which have no vectors; None: there are none.
-      squares: default of `num_patches`, of a square table, instead of an image's size.
-      image: default of `image_size`.
-      optional: whether `use_absolute_position_embeddings: false` leaves the table out.
-    """
-
-    patch: int = 16
-    tokens: int = 1
-    method: str = "bicubic"
-    antialias: bool = False
+    patch: int = 16  # default of `patch_size`
+    tokens: int = 1  # how many tokens before the patches have vectors
+    method: str = "bicubic"  # how the table is resized
+    antialias: bool = False  # the same
+    # default of `num_register_tokens`, which have no vectors; None: there are none
     registers: int | None = None
+    # default of `num_patches`, of a square table, instead of an image's size
     squares: int | None = None
-    image: int = 224
-    optional: bool = False
+    image: int = 224  # default of `image_size`
+    optional: bool = False  # whether `use_absolute_position_embeddings: false` leaves the table out
 
     def _sides(self, keys: Keys) -> tuple[int, int]:
         if self.squares is None:

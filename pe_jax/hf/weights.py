@@ -102,23 +102,16 @@ def mirrored(table, *, left: int = 64, right: int = 8):
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """One entry of `Params`.
+    """One entry of `Params`."""
 
-    Attributes:
-      to: where it goes: "shared.table", "layer.w_r".
-      names: of the arrays in a state dict, without what comes before (`model.`, `deberta.`).
-        `{layer}` is its number in its stack, `{stack}` "encoder" or "decoder", `*` anything;
-        Swin's, of stages and blocks, are all matched, and the layer's is taken in their order.
-      how: the function that takes them.
-      part: the scheme that it belongs to, where the encoding is a sum.
-      when: a field of `Extras` that must be True, or, after "not ", False.
-    """
-
-    to: str
+    to: str  # where it goes: "shared.table", "layer.w_r"
+    # of the arrays in a state dict, without what comes before (`model.`, `deberta.`). `{layer}` is
+    # its number in its stack, `{stack}` "encoder" or "decoder", `*` anything; Swin's, of stages and
+    # blocks, are all matched, and the layer's is taken in their order
     names: tuple[str, ...]
-    how: Callable = same
-    part: type[Encoding] = Encoding
-    when: str = ""
+    how: Callable = same  # the function that takes them
+    part: type[Encoding] = Encoding  # the scheme that it belongs to, where the encoding is a sum
+    when: str = ""  # a field of `Extras` that must be True, or, after "not ", False
 
     def holds(self, layer: LayerEncoding, part: Encoding) -> bool:
         """Whether that part of such a layer has this weight."""

@@ -8,23 +8,14 @@ Array = np.ndarray
 
 
 class Row(NamedTuple):
-    """One row of tokens, as `make_row` makes it: all that a scheme may read.
+    """One row of tokens, as `make_row` makes it: all that a scheme may read."""
 
-    Attributes:
-      q: queries [H, T, E].
-      k: keys [H, T, E].
-      positions: [T], or [T, A] of several axes.
-      x: the layer's input [T, D], for schemes that read it.
-      causal: whether a query sees no later key. Sums along the row read it.
-      shared: how many query heads each key head serves.
-    """
-
-    q: Array
-    k: Array
-    positions: Array
-    x: Any = None
-    causal: bool = True
-    shared: int = 1
+    q: Array  # queries [H, T, E]
+    k: Array  # keys [H, T, E]
+    positions: Array  # [T], or [T, A] of several axes
+    x: Any = None  # the layer's input [T, D], for schemes that read it
+    causal: bool = True  # whether a query sees no later key. Sums along the row read it
+    shared: int = 1  # how many query heads each key head serves
 
     @property
     def distance(self) -> Array:

@@ -19,17 +19,11 @@ def refuse(path: Path, problem: str, fix: str) -> NoReturn:
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """One tensor of a file.
+    """One tensor of a file."""
 
-    Attributes:
-      shape: of the array.
-      kind: how the file stores it, such as "BF16" or "Q4_K".
-      load: reads it.
-    """
-
-    shape: tuple[int, ...]
-    kind: str
-    load: Callable[[], np.ndarray]
+    shape: tuple[int, ...]  # of the array
+    kind: str  # how the file stores it, such as "BF16" or "Q4_K"
+    load: Callable[[], np.ndarray]  # reads it
 
 
 class Tensors(Mapping[str, np.ndarray]):
@@ -59,19 +53,13 @@ class Tensors(Mapping[str, np.ndarray]):
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A released model as files hold it.
+    """A released model as files hold it."""
 
-    Attributes:
-      path: the folder or file that was read.
-      config: Hugging Face's `config.json`, as `pe_jax.hf.encodings` takes it.
-      tensors: the weights; linear ones are [outputs, inputs].
-      tokenizer: a `tokenizers.Tokenizer`, or None if the checkpoint has none that it reads.
-      extra: "chat_template", a Jinja template; "bos_token" and "eos_token", which templates name;
-        "stop", the ids that end a text. Absent where the checkpoint does not say.
-    """
-
-    path: Path
-    config: dict[str, Any]
-    tensors: Tensors
+    path: Path  # the folder or file that was read
+    config: dict[str, Any]  # Hugging Face's `config.json`, as `pe_jax.hf.encodings` takes it
+    tensors: Tensors  # the weights; linear ones are [outputs, inputs]
+    # a `tokenizers.Tokenizer`, or None if the checkpoint has none that it reads
     tokenizer: Any = None
+    # "chat_template", a Jinja template; "bos_token" and "eos_token", which templates name; "stop",
+    # the ids that end a text. Absent where the checkpoint does not say
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)

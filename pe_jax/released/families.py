@@ -44,15 +44,11 @@ LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": 
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-    """How several projections share a tensor, whose first axis is that of their outputs.
+    """How several projections share a tensor, whose first axis is that of their outputs."""
 
-    Attributes:
-      split: (tensor, sizes of the outputs, dims) → parts.
-      join: (parts, dims) → tensor; the inverse.
-    """
-
+    # (tensor, sizes of the outputs, dims) → parts
     split: Callable[[np.ndarray, Sequence[int], Dims], list[np.ndarray]]
-    join: Callable[[Sequence[np.ndarray], Dims], np.ndarray]
+    join: Callable[[Sequence[np.ndarray], Dims], np.ndarray]  # (parts, dims) → tensor; the inverse
 
 
 def _split(tensor, sizes, dims):
@@ -84,25 +80,16 @@ FUSIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Tensors of a checkpoint, and where they go: one per repeat of the pattern, or one.
+    """Tensors of a checkpoint, and where they go: one per repeat of the pattern, or one."""
 
-    Attributes:
-      names: of the tensors, without the family's prefix.
-      shape: of each.
-      paths: of our parameters, as "blocks/0/attention/q/kernel": several where the tensor is fused.
-      sizes: of the parameters' outputs.
-      stacked: whether the parameters have a leading axis for repeats.
-      transposed: whether linear weights are [out, in] there; ours are [in, out].
-      fusion: of the parts, if there are several.
-    """
-
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
+    names: tuple[str, ...]  # of the tensors, without the family's prefix
+    shape: tuple[int, ...]  # of each
+    # of our parameters, as "blocks/0/attention/q/kernel": several where the tensor is fused
     paths: tuple[str, ...]
-    sizes: tuple[int, ...]
-    stacked: bool
-    transposed: bool
-    fusion: Fusion
+    sizes: tuple[int, ...]  # of the parameters' outputs
+    stacked: bool  # whether the parameters have a leading axis for repeats
+    transposed: bool  # whether linear weights are [out, in] there; ours are [in, out]
+    fusion: Fusion  # of the parts, if there are several
 
     @property
     def _linear(self) -> bool:

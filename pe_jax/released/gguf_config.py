@@ -66,29 +66,21 @@ FALCON_NORMS = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}  # of those tha
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """How a file of `general.architecture` becomes a checkpoint of `model_type`.
+    """How a file of `general.architecture` becomes a checkpoint of `model_type`."""
 
-    Attributes:
-      model_type: of the config.
-      layer: names of a layer's tensors here, and in transformers below `layers`.
-      outside: the same for tensors outside of the layers.
-      layers: where transformers has layers.
-      keys: of its config, in addition to `KEYS`.
-      constants: of its config, whatever the file says.
-      changed: what undoes a change of a tensor, by its name here: (array, heads, file's config).
-      wide: whether the config says head_dim, which need not be D / H.
-      fraction: the config's key of the rotated share of a head; "" if all of it rotates.
-    """
-
-    model_type: str
-    layer: Mapping[str, str]
+    model_type: str  # of the config
+    layer: Mapping[str, str]  # names of a layer's tensors here, and in transformers below `layers`
+    # the same for tensors outside of the layers
     outside: Mapping[str, str] = dataclasses.field(default_factory=lambda: OUTSIDE)
-    layers: str = "model.layers"
+    layers: str = "model.layers"  # where transformers has layers
+    # of its config, in addition to `KEYS`
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # of its config, whatever the file says
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # what undoes a change of a tensor, by its name here: (array, heads, file's config)
     changed: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
-    wide: bool = False
-    fraction: str = ""
+    wide: bool = False  # whether the config says head_dim, which need not be D / H
+    fraction: str = ""  # the config's key of the rotated share of a head; "" if all of it rotates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,21 +49,14 @@ Found = Iterator[tuple[int, int, Any]]  # places of rows, and what each holds
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of a file, as it was at the start.
+    """The rows of a file, as it was at the start."""
 
-    Attributes:
-      path: of the file.
-      stamp: its size and time of change.
-      take: (path, stamp, first, second) → what a row holds.
-      column: which part of that is the document; "": all of it.
-      places: int64 [documents, 3], as `Place`.
-    """
-
-    path: Path
-    stamp: tuple[int, int]
+    path: Path  # of the file
+    stamp: tuple[int, int]  # its size and time of change
+    # (path, stamp, first, second) → what a row holds
     take: Callable[[Path, tuple[int, int], int, int], Any]
-    column: str
-    places: np.ndarray
+    column: str  # which part of that is the document; "": all of it
+    places: np.ndarray  # int64 [documents, 3], as `Place`
 
     def __len__(self) -> int:
         return len(self.places)

@@ -112,16 +112,11 @@ class RowLine(NamedTuple):
     """The values of a term at the distances of one query's row: a `Line` of a cache.
 
     Past the n distances a term has its value at the farthest of them.
-
-    Attributes:
-      values: [H or 1, n, …], the greatest distance first.
-      view: the rows.
-      beyond: what relative queries add beyond the horizon, [B, H, S]; or None.
     """
 
-    values: jax.Array
-    view: "View"
-    beyond: Any
+    values: jax.Array  # [H or 1, n, …], the greatest distance first
+    view: "View"  # the rows
+    beyond: Any  # what relative queries add beyond the horizon, [B, H, S]; or None
 
     def spread(self, rows: int, columns: int) -> jax.Array:
         """Biases of the row: [1, H or 1, 1, S]."""

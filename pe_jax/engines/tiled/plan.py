@@ -57,40 +57,26 @@ RESULT = Result(SIDES, SIDES)
 
 
 class Plan(NamedTuple):
-    """The static part of a call.
+    """The static part of a call."""
 
-    Attributes:
-      spec: sizes and options.
-      grid: the tiles.
-      groups: the heads that take turns.
-      lengths: tokens of queries and of keys, without padding.
-      gaps: distances of a tile's first query and first key in near tiles, the greatest first.
-      uniform: whether in all other tiles a term of distances has the same value for every pair.
-      one_by_one: whether each near tile is compiled for its distances: if they are the diagonal and
-        its neighbours.
-      partial: whether the mask may hide a part of a tile off the diagonal.
-      hides: whether terms hide pairs, so that no tile is known to be visible as a whole.
-      sums: whether a term carries something along rows.
-      passes_hidden: whether past tiles that the mask hides, too.
-      skips: whether negligible tiles are left out.
-      stops: whether a row ends where sums along it make all further keys negligible.
-      alone: whether one CPU computes the call: batch rows may then be evaluated one by one.
-    """
-
-    spec: AttentionSpec
-    grid: Grid
-    groups: Groups
-    lengths: tuple[int, int]
+    spec: AttentionSpec  # sizes and options
+    grid: Grid  # the tiles
+    groups: Groups  # the heads that take turns
+    lengths: tuple[int, int]  # tokens of queries and of keys, without padding
+    # distances of a tile's first query and first key in near tiles, the greatest first
     gaps: tuple[int, ...]
+    # whether in all other tiles a term of distances has the same value for every pair
     uniform: bool
+    # whether each near tile is compiled for its distances: if they are the diagonal and its
+    # neighbours
     one_by_one: bool
-    partial: bool
-    hides: bool
-    sums: bool
-    passes_hidden: bool
-    skips: bool
-    stops: bool
-    alone: bool
+    partial: bool  # whether the mask may hide a part of a tile off the diagonal
+    hides: bool  # whether terms hide pairs, so that no tile is known to be visible as a whole
+    sums: bool  # whether a term carries something along rows
+    passes_hidden: bool  # whether past tiles that the mask hides, too
+    skips: bool  # whether negligible tiles are left out
+    stops: bool  # whether a row ends where sums along it make all further keys negligible
+    alone: bool  # whether one CPU computes the call: batch rows may then be evaluated one by one
 
     @property
     def one_sided(self) -> bool:

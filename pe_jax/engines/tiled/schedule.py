@@ -16,17 +16,12 @@ from pe_jax.engines.tiled.plan import Plan
 
 
 class Stage(NamedTuple):
-    """What is known of the tiles that one loop visits.
+    """What is known of the tiles that one loop visits."""
 
-    Attributes:
-      gap: the distance of a tile's first query and first key; None: it follows from its indices.
-      uniform: whether each term of distances is one value in it.
-      masked: whether the mask may hide a part of it.
-    """
-
+    # the distance of a tile's first query and first key; None: it follows from its indices
     gap: int | None
-    uniform: bool
-    masked: bool
+    uniform: bool  # whether each term of distances is one value in it
+    masked: bool  # whether the mask may hide a part of it
 
 
 class Visit(NamedTuple):

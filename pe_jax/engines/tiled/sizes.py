@@ -29,16 +29,11 @@ SHORT = 512  # tokens: rows up to here have small tiles
 
 @dataclasses.dataclass(frozen=True)
 class TileSizes(PlainFields):
-    """Sizes of tiles; a size of None is chosen for each call.
+    """Sizes of tiles; a size of None is chosen for each call."""
 
-    Attributes:
-      rows: queries in a tile.
-      columns: keys in a tile.
-      group: rows of the batch and heads in a tile, where heads can take turns.
-    """
-
-    rows: int | None = None
-    columns: int | None = None
+    rows: int | None = None  # queries in a tile
+    columns: int | None = None  # keys in a tile
+    # rows of the batch and heads in a tile, where heads can take turns
     group: tuple[int, int] | None = None
 
 

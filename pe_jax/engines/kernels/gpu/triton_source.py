@@ -100,19 +100,13 @@ class Reference:
 
 
 class Kernel(NamedTuple):
-    """A kernel in the Triton language.
+    """A kernel in the Triton language."""
 
-    Attributes:
-      name: of the function.
-      text: its source.
-      pointers: the types of its arguments, inputs and then outputs, as signatures have them.
-      grid: how many programs along each axis.
-    """
-
-    name: str
-    text: str
+    name: str  # of the function
+    text: str  # its source
+    # the types of its arguments, inputs and then outputs, as signatures have them
     pointers: tuple[str, ...]
-    grid: tuple[int, ...]
+    grid: tuple[int, ...]  # how many programs along each axis
 
 
 def source(params: dict[str, Any], name: str) -> Kernel:

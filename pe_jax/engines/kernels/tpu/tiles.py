@@ -18,18 +18,13 @@ from pe_jax.engines.reference import LOWEST
 
 
 class Scores(NamedTuple):
-    """The scores of a tile, masked.
+    """The scores of a tile, masked."""
 
-    Attributes:
-      pairs: [block, block], without `rest`.
-      rest: to add to all pairs of a query: [block or 1, lanes] with equal columns, [1, block] if
-        transposed, or 0.
-      slope: the derivative of the capped scores by the uncapped ones, or None.
-    """
-
-    pairs: jax.Array
+    pairs: jax.Array  # [block, block], without `rest`
+    # to add to all pairs of a query: [block or 1, lanes] with equal columns, [1, block] if
+    # transposed, or 0
     rest: Any
-    slope: Any = None
+    slope: Any = None  # the derivative of the capped scores by the uncapped ones, or None
 
 
 def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
@@ -96,15 +91,10 @@ def spread(plan: Plan, x: jax.Array) -> jax.Array:
 
 
 class Gradient(NamedTuple):
-    """The gradient of a tile's scores, not transposed: [block, block] each.
+    """The gradient of a tile's scores, not transposed: [block, block] each."""
 
-    Attributes:
-      p: the weights.
-      d_s: the gradient of the scores before a cap.
-    """
-
-    p: jax.Array
-    d_s: jax.Array
+    p: jax.Array  # the weights
+    d_s: jax.Array  # the gradient of the scores before a cap
 
 
 def gradient(plan: Plan, x: Arrays, tile: Tile) -> Gradient:
