@@ -120,8 +120,8 @@ class TwoStacks(Family):
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         entries, width = [], keys.integer("d_model", "hidden_size")
-        for key in ("static_position_embeddings", "extra_pos_embeddings"):
-            keys.get(key)  # of older code; the model type decides these
+        # of older code; the model type decides these
+        keys.skip("static_position_embeddings", "extra_pos_embeddings")
         for stack, layout, (key, default) in self._stacks():
             length = keys.integer(key, default=default)
             usual = ("num_hidden_layers", "num_attention_heads") if self.only else ()

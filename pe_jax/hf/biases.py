@@ -21,6 +21,7 @@ from pe_jax.hf.rotary import Rotary
 from pe_jax.validation import require
 
 NUM_BUCKETS, MAX_DISTANCE = "relative_attention_num_buckets", "relative_attention_max_distance"
+CONVOLUTION = ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Bloom(Family):
     """ALiBi."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        keys.get("offset_alibi")  # a constant, which softmax does not see
+        keys.skip("offset_alibi")  # a constant, which softmax does not see
         return alike(keys, ALiBi())
 
 
@@ -107,7 +108,7 @@ class MPT(Family):
         fix = "transformers has ALiBi all the same; without it these models have a learned table:"
         alibi = inner.flag("alibi", default=True)
         require(alibi, "attn_config.alibi", alibi, f"{fix} use learned(length=max_seq_len)")
-        keys.get("learned_pos_emb")  # without effect with ALiBi
+        keys.skip("learned_pos_emb")  # without effect with ALiBi
         inner.refuse("prefix_lm", "its mask of prefixes is not supported")
         inner.refuse("rope", "MPT with rotations is not supported; use rope")
         for key in ("sliding_window_size", "attn_uses_sequence_id"):
@@ -127,8 +128,7 @@ class Falcon(Family):
     def read(self, keys: Keys) -> list[LayerEncoding]:
         if not keys.flag("alibi"):
             return Rotary().read(keys)
-        for key in ("rope_parameters", "rope_theta", "rope_scaling"):
-            keys.get(key)  # without effect with ALiBi
+        keys.skip("rope_parameters", "rope_theta", "rope_scaling")  # without effect with ALiBi
         return alike(keys, ALiBi(scaled=True))
 
 
@@ -142,7 +142,7 @@ class XLNet(Family):
         keys.refuse("clamp_len", fix)
         keys.refuse("bi_data", "reversing half of the batch is not supported")
         head_dim = keys.per_head(keys.integer("d_model", "hidden_size"), ("n_head",))
-        keys.get("d_head")  # follows from these
+        keys.skip("d_head")  # follows from these
         more = {"extras": Extras(segment_bias=True), **one_way(causal)}
         return [LayerEncoding(TransformerXL(), head_dim, **more)] * keys.layers()
 
@@ -158,9 +158,7 @@ class WavLMFamily(Family):
         if self.gated:
             buckets = keys.integer("num_buckets", default=320)
             encoding = WavLM(buckets, keys.integer("max_bucket_distance", default=800))
-        for key in ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups"):
-            keys.get(key)
-        keys.get("conv_pos_kernel_size")  # data2vec's
+        keys.skip(*CONVOLUTION, "conv_pos_kernel_size")  # the last is data2vec's
         return alike(keys, encoding, extras=Extras(conv_positions=True), **ENCODER)
 
 
@@ -190,9 +188,7 @@ class LayoutLMv3Family(Family):
         for key in ("has_relative_attention_bias", "has_spatial_attention_bias"):
             on = keys.flag(key, default=True)
             require(on, key, on, "layoutlmv3 has both biases; for one of them use t5 or alibi_2d")
-        for key in ("max_2d_position_embeddings", "coordinate_size", "shape_size"):
-            keys.get(key)
-        keys.get(LENGTHS[0])
+        keys.skip("max_2d_position_embeddings", "coordinate_size", "shape_size", LENGTHS[0])
         encoding = LayoutLMv3(
             keys.integer("rel_pos_bins", default=32),
             keys.integer("max_rel_pos", default=128),
@@ -224,10 +220,9 @@ class Conformer(Family):
     keyed: bool = False
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        for key in ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups"):
-            keys.get(key)  # of a convolution that is built and never called
-        for key in ("rotary_embedding_base", "max_source_positions"):
-            keys.get(key)  # initial length of a table of angles
+        keys.skip(*CONVOLUTION)  # which is built and never called
+        # of a table of angles, and its initial length
+        keys.skip("rotary_embedding_base", "max_source_positions")
         default = "relative_key" if self.keyed else "relative"
         known = ("relative", "relative_key")[: 1 + self.keyed]
         fix = "'rotary' turns the input of the projections, not q and k: no scheme of ours"
@@ -261,7 +256,7 @@ class ChatGLM(Rotary):
     def read(self, keys: Keys) -> list[LayerEncoding]:
         fix = "two positions per token (ChatGLM-6B) are not read here"
         keys.refuse("position_encoding_2d", fix)
-        keys.get("original_rope")
+        keys.skip("original_rope")
         ratio = keys.real("rope_ratio", default=1)
         fix = "ChatGLM2 divides positions by it, later models multiply the base: pass rope_theta"
         require(ratio == 1 or ratio >= 32, "rope_ratio", ratio, fix)

@@ -115,6 +115,10 @@ class Keys:
                 raise ValueError(f"{both} differ; keep one of them")
         return value
 
+    def skip(self, *names: str) -> None:
+        """Marks keys as understood, whose values make no difference here."""
+        self.known.update(names)
+
     def has_none(self, name: str) -> bool:
         """Whether the key is present and None, which differs from its default."""
         self.known.add(name)

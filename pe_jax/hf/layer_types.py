@@ -86,7 +86,7 @@ def zamba_layers(keys: Keys, layers: int) -> list[str]:
 
 def zamba2_layers(keys: Keys, layers: int) -> list[str]:
     """Every sixth layer attends, or nearly so, as in the released models."""
-    keys.get("hybrid_layer_ids")  # follows from the list
+    keys.skip("hybrid_layer_ids")  # follows from the list
     attending = (6, 12, 18, 24, 30, 36, 42, 47, 51)
     return [FULL if i in attending else LINEAR for i in range(layers)]
 
@@ -124,7 +124,7 @@ def mimo_layers(keys: Keys, layers: int) -> list[str]:
         require(given == known, key, given, f"only {known} is known here")
     width, narrow = keys.head_dim(192), keys.get("swa_head_dim")
     require(narrow in (None, width), "swa_head_dim", narrow, f"only head_dim={width} is known here")
-    keys.get("attention_chunk_size")  # nobody reads it
+    keys.skip("attention_chunk_size")  # nobody reads it
     default = [int(i and (i + 1) % 6 != 0) for i in range(layers)]
     windowed = keys.per_layer("hybrid_layer_pattern", layers, (0, 1), default)  # 1: a window
     return [SLIDING if x else FULL for x in windowed]

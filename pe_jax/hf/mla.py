@@ -45,10 +45,9 @@ class MLA(Rotary):
         turns = self.rotates(keys, types) if self.rotates else [True] * len(types)
         rotary = keys.integer("qk_rope_head_dim", default=self.rotary, low=0 if self.rotates else 1)
         width = keys.integer("qk_nope_head_dim", default=self.content) + rotary
-        for key in ("head_dim", "qk_head_dim"):
-            keys.get(key)  # both follow from these
+        keys.skip("head_dim", "qk_head_dim")  # both follow from these
         if not any(turns):
-            keys.get("mla_use_nope")  # Kimi Linear says so itself
+            keys.skip("mla_use_nope")  # Kimi Linear says so itself
             self.skip_rotation(keys)
         rope, scale = self._rope(keys, rotary, width) if any(turns) else (None, None)
         indexers = self._indexers(keys, rope, rotary, width, len(types))

@@ -168,8 +168,7 @@ class Rotary(Family):
 
     def skip_rotation(self, keys: Keys) -> None:
         """Leaves the keys of a rotation that is switched off without effect."""
-        for key in ("rope_parameters", "rope_scaling", "rope_theta", *PARTIAL):
-            keys.get(key)
+        keys.skip("rope_parameters", "rope_scaling", "rope_theta", *PARTIAL)
 
     def _layer_bases(self, keys: Keys, layers: int) -> list[Any]:
         """The base of each layer, 0 where it has no RoPE; None: that of its type."""
@@ -221,7 +220,7 @@ class Rotary(Family):
             return None
         on = keys.flag("use_sliding_window") if self.use_window else True
         if self.besides_self and keys.get("sliding_window_size") is not None:
-            keys.get(self.window_key)  # the other takes precedence
+            keys.skip(self.window_key)  # the other takes precedence
             return 1 + keys.integer("sliding_window_size")
         if keys.has_none(self.window_key):
             return None
@@ -235,7 +234,7 @@ class Rotary(Family):
             fix = "layers of type 'sliding_attention' need a number of tokens"
             require(window is not None, self.window_key, keys.get(self.window_key), fix)
         if self.half_window is not None and window is not None:
-            keys.get("sliding_window")  # of ModernBERT's decoder: half of the other
+            keys.skip("sliding_window")  # of ModernBERT's decoder: half of the other
             window = window // 2 + self.half_window
         elif not self.causal and window is not None:
             window += 1  # besides the query's own
@@ -462,7 +461,7 @@ class Zamba(Rotary):
     """Attention over twice the width: the input and the embeddings side by side."""
 
     def _head_dim(self, keys, layer_type, types):
-        keys.get("attention_hidden_size")  # twice the width
+        keys.skip("attention_hidden_size")  # twice the width
         double = 2 * Keys(keys.model_type, {**keys.config, "head_dim": None}).head_dim()
         return keys.integer("attention_head_dim", default=double)
 

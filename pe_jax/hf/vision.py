@@ -70,13 +70,12 @@ class Axial(Family):
         require(fits, "head_dim", head_dim, "axes rotate pairs: a multiple of 4, or 6 and more")
         more = {"spectrum": self.spectrum, "normalized": self.normalized, "layout": self.layout}
         encoding = RoPE2D(theta, **more) if self.axes == 2 else RoPEND(self.axes, theta, **more)
-        for key in TABLES if self.extras.learned_positions else ():
-            keys.get(key)
+        keys.skip(*TABLES if self.extras.learned_positions else ())
         prefix = 0
         if self.registers:
             prefix = 1 + keys.integer("num_register_tokens", default=0, low=0)
-            for key in ("shift", "jitter", "rescale"):
-                keys.get(f"pos_embed_{key}")  # of positions, in training
+            # of positions, in training
+            keys.skip("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
         layer = LayerEncoding(encoding, head_dim, prefix=prefix, extras=self.extras, **ENCODER)
         count = keys.layers(*self.layers)
         if not self.windowed:
@@ -91,8 +90,7 @@ class Axial(Family):
             full = [i for i, name in enumerate(types) if name == "full_attention"]
         ok = isinstance(full, list | tuple) and all(is_int(i, 0) for i in full)
         require(ok, self.windowed, full, "pass numbers of layers")
-        for key in ("window_size", "tokens_per_second"):
-            keys.get(key)  # in pixels, and of the positions in the text
+        keys.skip("window_size", "tokens_per_second")  # in pixels, and of the positions in the text
         local = layer.with_extras(image_window="aligned")
         return [layer if i in full else local for i in range(count)]
 
