@@ -190,9 +190,9 @@ class Selected:
     def visible(self, chosen: jax.Array, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are visible, bool [B, T, S], by the `chosen` indices [B, T, n], rising."""
         rows, index = (x.index if x.row is None else x.row for x in (q, k))
-        rows = jnp.broadcast_to(rows - self.first, (len(chosen), rows.shape[1]))
+        rows = jnp.broadcast_to(rows - self.first, (chosen.shape[0], rows.shape[1]))
         chosen = jnp.take_along_axis(chosen, rows[..., None], 1, mode="clip")
-        index = jnp.broadcast_to(index, (len(chosen), index.shape[1]))
+        index = jnp.broadcast_to(index, (chosen.shape[0], index.shape[1]))
         place = jax.vmap(jax.vmap(jnp.searchsorted, (0, None)))(chosen, index)
         found = jnp.take_along_axis(chosen, place, 2, mode="clip")
         return found == index[:, None]

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.export
 import numpy as np
 import pytest
 
@@ -200,6 +201,17 @@ def test_an_indexer_whose_arrays_do_not_fit_is_refused(wrong, words):
     given = dict(zip(("q", "k", "weights"), INDEX, strict=True), count=4)
     with pytest.raises(ValueError, match=words):
         masks.best_keys(**given | wrong)
+
+
+def test_an_indexer_is_exported_for_any_batch():
+    def run(index, q, k, v):
+        return pe_jax.attention(q, k, v, mask=masks.best_keys(*index, 6, rope=PARTIAL))
+
+    (batch,) = jax.export.symbolic_shape("b")
+    given = INDEX, *QKV
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype), given)
+    exported = jax.export.export(jax.jit(run))(*shapes)
+    np.testing.assert_allclose(exported.call(*given), run(*given), atol=1e-6)
 
 
 def test_an_indexer_of_fewer_keys_is_of_another_call():

@@ -28,7 +28,9 @@ from pe_jax.config_fields import above_field, checked, one_of_field
 from pe_jax.encodings import rope, rope_mixed
 from pe_jax.encodings.base import OnAxes
 from pe_jax.encodings.terms import Rotation
-from pe_jax.validation import is_real, python_ints, require
+from pe_jax.validation import is_int, is_real, python_ints, require
+
+SIZES = "pass a tuple of positive numbers, one for each axis"
 
 
 @python_ints
@@ -38,13 +40,17 @@ def frequencies(
     """Radians per unit of each axis and head, for `rope_mixed.rotate`: float32 [A, K, E/2].
 
     Raises:
-      ValueError: an odd `head_dim`, or fewer than two pairs for each axis.
+      ValueError: an odd `head_dim`, or fewer than two pairs for each axis; a size that is not above
+        0, a base ≤ 1.
     """
     return jnp.asarray(_table(heads, head_dim, sizes, base), jnp.float32)
 
 
 def _table(heads: int, head_dim: int, sizes: Sequence[float], base: float) -> np.ndarray:
     """`frequencies` in float64, on the host."""
+    require(is_int(heads, 1), "heads", heads, "pass an integer of at least 1")
+    require(all(is_real(n) and n > 0 for n in sizes), "sizes", sizes, SIZES)
+    require(is_real(base) and base > 1, "base", base, "pass a finite number above 1, such as 1e4")
     axes, pairs = len(sizes), heads * head_dim // 2
     require(head_dim % 2 == 0, "head_dim", head_dim, "it rotates pairs: use an even head width")
     fix = f"{axes} axes turn two pairs each: use at least {4 * axes} channels in all heads"
@@ -65,7 +71,7 @@ class RoPEInner(OnAxes):
 
     sizes: tuple[float, ...] = checked(
         (20.0, 2048.0, 2048.0),
-        "pass a tuple of positive numbers, one for each axis",
+        SIZES,
         lambda v: isinstance(v, tuple) and len(v) > 0 and all(is_real(n) and n > 0 for n in v),
     )
     base: float = above_field(1e4, 1)

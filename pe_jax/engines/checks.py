@@ -373,8 +373,8 @@ def mask_terms(mask: Any, rows: int, keys: int, tokens: int | None) -> tuple[kin
     if not isinstance(mask, kinds.Mask):
         return ()
     for leaf in jax.tree.leaves(mask.arrays):
-        fix = f"its arrays have {len(leaf)} rows, q has {rows}; pass {rows} rows, or one"
-        require(len(leaf) in (1, rows), "mask", leaf.shape, fix)
+        fix = f"its arrays have {leaf.shape[0]} rows, q has {rows}; pass {rows} rows, or one"
+        require(leaf.shape[0] in (1, rows), "mask", leaf.shape, fix)
     count = keys if tokens is None else tokens
     length = count if mask.length is None else mask.length
     if length < count or (length > count and tokens is None):

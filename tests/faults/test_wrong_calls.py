@@ -12,7 +12,18 @@ import pytest
 
 import pe_jax
 from pe_jax import adapters, cache, hf, masks, naive, positions
-from pe_jax.encodings import buckets, learned, mrope, rope, rope_2d, rope_scaling, shaw, swin, t5
+from pe_jax.encodings import (
+    buckets,
+    learned,
+    mrope,
+    rope,
+    rope_2d,
+    rope_inner,
+    rope_scaling,
+    shaw,
+    swin,
+    t5,
+)
 from pe_jax.engines.tiled import Tiled
 from tests import util
 from tests.adapters.common import of_linen
@@ -489,6 +500,8 @@ FUNCTIONS: Calls = [
     (lambda: rope.frequencies(8, scaling=rope_scaling.YaRN), "scaling=<class"),
     (lambda: mrope.frequencies(8, (2, 1, 1), scaling="yarn"), "scaling='yarn'"),
     (lambda: mrope.frequencies(8, (2, 1, 1), interleaved="no"), "interleaved='no'"),
+    (lambda: rope_inner.frequencies(2, 8, base=-1.0), "base=-1.0: pass a finite number above 1"),
+    (lambda: rope_inner.frequencies(2, 8, (20.0, 0)), "sizes=(20.0, 0): pass a tuple of positive"),
     (lambda: rope_2d.frequencies((3, 3), spectrum="alternating"), "channels=(3, 3): pass an even"),
     (lambda: rope_2d.frequencies((4, 4), normalized="no"), "normalized='no'"),
     (lambda: t5.bucket(HERE, bidirectional=1), "bidirectional=1: pass True or False"),

@@ -52,7 +52,9 @@ class QueryBias(AroundEngine):
 class KeyOffset(AroundEngine):
     """Takes some `channels` of each key from the key before it in its document, before rotations.
 
-    The first key of a document keeps its own. At most one.
+    The first key of a document keeps its own. Keys that a mask of booleans hides from every query
+    of a call are padding: give a window as `window`, or one query has another key at its edge than
+    many. At most one.
     """
 
     offsets_keys = True
