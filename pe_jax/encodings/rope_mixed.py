@@ -24,7 +24,7 @@ import numpy as np
 from pe_jax.config_fields import above_field, checked, one_of_field
 from pe_jax.encodings import rope
 from pe_jax.encodings.base import OnAxes
-from pe_jax.encodings.scaling.base import Scaling, by_axis
+from pe_jax.encodings.scaling.base import Scaling, by_axis, require_within
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import require_array
@@ -150,7 +150,9 @@ class RoPEMixed(OnAxes):
         """R_position x: [..., T, H, E]."""
         if self.scaling is not None:
             angles.require_exact("frequencies", frequencies)
-            factors = growth(frequencies.shape[-1], self.base, by_axis(self.scaling, self.axes))
+            scalings = by_axis(self.scaling, self.axes)
+            require_within(scalings, positions)
+            factors = growth(frequencies.shape[-1], self.base, scalings)
             factors = jnp.asarray(factors[:, None], jnp.float32)
             frequencies = jnp.asarray(frequencies, jnp.float32) * factors
         return rotate(x, positions, frequencies, self.layout, self._factors[0])

@@ -39,7 +39,7 @@ import numpy as np
 from pe_jax.config_fields import checked, flag_field, one_of_field
 from pe_jax.encodings import rope
 from pe_jax.encodings.base import OnAxes
-from pe_jax.encodings.scaling.base import Scaling, by_axis
+from pe_jax.encodings.scaling.base import Scaling, by_axis, require_within
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.validation import ConfigError, is_int, is_real, python_ints, require, require_bool
@@ -187,6 +187,7 @@ class RoPEND(OnAxes):
     def rotate(self, _, x, positions):
         """R_position x: [..., T, H, E]."""
         channels = self._channels(x.shape[-1])
+        require_within(by_axis(self.scaling, self.axes), positions)
         theta = frequencies(channels, *self._settings)
         factor = attention_factor(channels, self.scaling)
         return rope.rotate(x, positions, theta, self.layout, factor)

@@ -150,3 +150,12 @@ def test_scalings_that_do_not_fit_the_axes_are_refused(fields, words):
 def test_a_scaling_that_does_not_fit_its_channels_says_how_many_they_are():
     video = pe_jax.make("rope_nd", channels=(4, 2, 2), scaling=(None, NTK(2.0), None))
     refused(lambda: video.check(util.DIMS), "scaling of 2 channels", "at least 4")
+
+
+def test_positions_beyond_the_length_of_their_axis_are_refused():
+    """As of RoPE; other axes, and padding, may be anywhere."""
+    video = pe_jax.make("rope_nd", channels=(4, 2, 2), scaling=(DynamicNTK(2.0, 8, 16), None, None))
+    x = util.noise(3, 4, 8)
+    pe_jax.rotate(video, x, x, np.int32([[15, 99, 0], [0, 0, 99], [2**30] * 3]))
+    far = np.int32([[16, 0, 0]] * 3)
+    refused(lambda: pe_jax.rotate(video, x, x, far), "positions=16: the scaling of axis 0 is set")

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from pe_jax.config_fields import checked
+from pe_jax.numerics.position_arrays import PADDING, concrete
 from pe_jax.validation import PlainFields, is_int, is_real, require
 
 
@@ -78,3 +79,17 @@ def by_axis(scaling: Any, axes: int) -> tuple[Scaling | None, ...]:
     for own in each:
         require(own is None or own.valid_length() != 0, "scaling", own, fix)
     return each
+
+
+def require_within(scalings: tuple[Scaling | None, ...], positions: Any) -> None:
+    """Raises ValueError where a known position is beyond the length that its axis is scaled for."""
+    known = concrete(positions)
+    if known is None or known.shape[-1:] != (len(scalings),):
+        return
+    for axis, own in enumerate(scalings):
+        valid = None if own is None else own.valid_length()
+        if valid is not None:
+            at = known[..., axis][known[..., axis] != PADDING]
+            fix = f"the scaling of axis {axis} is set for {valid} positions; pass a greater length"
+            farthest = at.max(initial=0).item()
+            require(farthest < valid, "positions", farthest, fix)
