@@ -355,3 +355,18 @@ def test_products_of_states_stay_apart_where_q_k_is_rounded(monkeypatch, backend
         return len(kinds.select(terms, kinds.TokenProduct))
 
     assert answer(count, "tupe(length=40)", qkv_of(length=40, heads=(H, H))) == kept
+
+
+def amplified(factor, scores, bias):
+    return factor * scores
+
+
+def test_a_network_over_heads_may_have_a_single_number():
+    """Rows of the batch take turns in tiles of all heads."""
+    q, k, v = qkv_of(length=40)
+
+    def loss(factor, engine):
+        terms = (kinds.PairRescore(amplified, factor),)
+        return pe_jax.attention(q, k, v, terms=terms, implementation=engine).sum()
+
+    assert_close(*(jax.jit(jax.grad(loss), static_argnums=1)(0.3, x) for x in (TILES, "dense")))
