@@ -16,13 +16,15 @@ import pe_jax
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.engines import block
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import multiply
 from pe_jax.engines.tiled import Tiled, TileSizes, passes, schedule
 from pe_jax.engines.tiled.plan import NonDiff, Operands, Plan, make_plan, with_tables
 from pe_jax.engines.tiled.schedule import Stage
 from tests import util
-from tests.calls import TILES, assert_dense, mesh
+from tests.calls import TILES, answer, assert_dense, mesh
+from tests.calls import operands as qkv_of
 from tests.util import DIMS, E, H, assert_close, noise
 
 LENGTH = 300
@@ -342,3 +344,29 @@ def test_a_batch_divided_by_shard_map_is_the_whole_batch(spec):
 @pytest.mark.parametrize("spec", ["tupe(length=40)", "tupe(length=40)+buckets(edges=(1,4))"])
 def test_products_of_states_as_channels_are_what_the_dense_engine_adds(spec):
     assert_dense((TILES,), spec, 2e-5, heads=(H, H))
+
+
+@pytest.mark.parametrize("backend, kept", [("cpu", 0), ("gpu", 1), ("tpu", 1)])
+def test_products_of_states_stay_apart_where_q_k_is_rounded(monkeypatch, backend, kept):
+    def count(*call):
+        monkeypatch.setattr(jax, "default_backend", lambda: backend)
+        terms, *_ = block.products_as_channels(call[0], call[1], *call[2:4])
+        monkeypatch.undo()
+        return len(kinds.select(terms, kinds.TokenProduct))
+
+    assert answer(count, "tupe(length=40)", qkv_of(length=40, heads=(H, H))) == kept
+
+
+def amplified(factor, scores, bias):
+    return factor * scores
+
+
+def test_a_network_over_heads_may_have_a_single_number():
+    """Rows of the batch take turns in tiles of all heads."""
+    q, k, v = qkv_of(length=40)
+
+    def loss(factor, engine):
+        terms = (kinds.PairRescore(amplified, factor),)
+        return pe_jax.attention(q, k, v, terms=terms, implementation=engine).sum()
+
+    assert_close(*(jax.jit(jax.grad(loss), static_argnums=1)(0.3, x) for x in (TILES, "dense")))

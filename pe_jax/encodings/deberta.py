@@ -132,7 +132,7 @@ class DeBERTa(Encoding):
         table, w = arrays
         count = 2 * (self.buckets or self.max_distance)
         require(len(table) == count, "table", table.shape, f"axis 0 must have {count}")
-        rows = jnp.einsum("rd,hde->hre", table, w)
+        rows = jnp.einsum("rd,hde->hre", table.astype(jnp.float32), w)
         return take(rows, bucket(distance, self.buckets, self.max_distance), axis=1)
 
     def _horizon(self) -> tuple[int, int]:

@@ -90,8 +90,10 @@ def network(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.A
     for none: the former together are a·x + b. Only units with a kink in between are evaluated. A
     tile of attention has few of these; how many are computed is chosen when it runs.
     """
+    w1, b1, w2, b2 = (y.astype(jnp.float32) for y in (w1, b1, w2, b2))
     units, ends = len(w1), jax.lax.stop_gradient(jnp.stack([x.min(), x.max()]))
-    on_at = jax.lax.stop_gradient(jnp.outer(w1, ends) + b1[:, None]) > 0
+    off_at = jax.lax.stop_gradient(jnp.outer(w1, ends) + b1[:, None]) <= 0
+    on_at = ~off_at  # NaN is on, and so is seen
     on, bent = on_at.all(1), on_at[:, 0] != on_at[:, 1]
     order = jnp.argsort(~bent, stable=True)
     counts = [n for n in (0, 4, 12) if n < units] + [units]

@@ -38,7 +38,7 @@ def bias(tables, distance, reaches) -> jax.Array:
     biases = []
     for axis, (table, reach) in enumerate(zip(tables, reaches, strict=True)):
         bucket = t5.bucket(distance[..., axis], table.shape[1], reach, bidirectional=True)
-        biases.append(take(table, bucket, 1, table.shape[1]))
+        biases.append(take(table.astype("float32"), bucket, 1, table.shape[1]))
     return sum(biases[1:], biases[0])
 
 

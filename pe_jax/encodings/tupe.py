@@ -89,7 +89,7 @@ class TUPE(Encoding):
 
         [*B, T, H, C]: half of the numbers are for queries, the other half for keys.
         """
-        p = lookup(arrays["table"], positions)
+        p = lookup(arrays["table"], positions).astype(jnp.float32)
         left, right = (einsum("...td,dhe->...the", p, arrays[u]) for u in ("u_q", "u_k"))
         left = (2 * left.shape[-1]) ** -0.5 * left
         if not self.reset:

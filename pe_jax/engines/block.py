@@ -94,11 +94,13 @@ def products_as_channels(
     """Terms without any `TokenProduct`, and q and k `with_products`, where nothing is rounded.
 
     One product of more channels takes less time than two and their sum. Terms that read q·k apart
-    from biases, and key heads that several heads share, leave all as it is.
+    from biases, key heads that several heads share, and devices other than a CPU, which round q·k
+    by default, leave all as it is.
     """
     readers = kinds.ProductTerm, kinds.PairRescore, kinds.RowTerm
-    exact = q.x.dtype == k.x.dtype == jnp.float32 and q.x.shape[1] == k.x.shape[1]
-    if not exact or kinds.views(terms) is not None or kinds.select(terms, *readers):
+    exact = q.x.dtype == k.x.dtype == jnp.float32 and jax.default_backend() == "cpu"
+    alone = kinds.views(terms) is None and not kinds.select(terms, *readers)
+    if not (exact and alone and q.x.shape[1] == k.x.shape[1]):
         return terms, q, k
     kept = [not isinstance(term, kinds.TokenProduct) for term in terms]
     q, k = with_products(spec, terms, q, k)

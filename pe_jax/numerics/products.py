@@ -19,8 +19,10 @@ matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def _product(form: str, dtype: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """x [B, H, …] times y [B, K, …], rounded to `dtype`: float32."""
+    """x [B, H, …] times y [B, K, …], rounded to `dtype` or, if it is None, not at all: float32."""
     y = repeat_heads(y, x.shape[1])
+    if dtype is None:
+        return einsum(form, x, y)
     return jnp.einsum(form, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
 
 
@@ -29,7 +31,7 @@ def _sum_rows(dtype: Any, scores: jax.Array, x: jax.Array, count: int) -> jax.Ar
 
     For scores [B, H, T, S], x [B, H, T, E] and `count` key heads.
     """
-    x = jax.lax.optimization_barrier(jnp.swapaxes(x.astype(dtype), 2, 3))
+    x = jax.lax.optimization_barrier(jnp.swapaxes(x.astype(dtype or x.dtype), 2, 3))
     sums = jnp.swapaxes(_product("bhet,bhts->bhes", dtype, x, scores), 2, 3)
     shared = sums.shape[1] != count
     return sums.reshape(len(sums), count, -1, *sums.shape[2:]).sum(2) if shared else sums
@@ -37,7 +39,10 @@ def _sum_rows(dtype: Any, scores: jax.Array, x: jax.Array, count: int) -> jax.Ar
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def multiply(dtype: Any, q: jax.Array, k: jax.Array) -> jax.Array:
-    """q [B, H, T, E] times k [B, K, S, E], rounded to `dtype`: float32 [B, H, T, S]."""
+    """q [B, H, T, E] times k [B, K, S, E], rounded to `dtype`: float32 [B, H, T, S].
+
+    None multiplies float32 as it is, on any device.
+    """
     return _product("bhte,bhse->bhts", dtype, q, k)
 
 

@@ -43,9 +43,21 @@ def test_the_network_by_its_linear_pieces_is_the_network(kinks):
     operands = [jnp.float32(y) for y in (x, w1, -w1 * at, w2, b2)]
     (ours, back), (right, right_back) = (jax.vjp(f, *operands) for f in (fire.network, plain))
     np.testing.assert_allclose(ours, right, atol=1e-5)
+    halves = [jnp.asarray(y, jnp.bfloat16) for y in operands[1:]]
+    fulls = [jnp.asarray(y, jnp.float32) for y in halves]
+    np.testing.assert_array_equal(*(fire.network(operands[0], *y) for y in (halves, fulls)))
     weights = jnp.float32(rng.normal(size=(3, 40)))
     for slope, right in zip(back(weights), right_back(weights), strict=True):
         np.testing.assert_allclose(slope, right, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["w1", "b1", "w2", "b2"])
+def test_a_weight_that_is_nan_is_seen(name):
+    """A unit with one is neither on nor off."""
+    encoding = pe_jax.make("fire", width=5)
+    own = encoding.init_layer(jax.random.key(0), DIMS)
+    own[name] = own[name].at[0].set(jnp.nan)
+    assert np.isnan(encoding.bias(own, np.arange(9), np.arange(9))).any((1, 2))[0]
 
 
 def test_c_and_the_threshold_are_learned_and_their_signs_do_not_count():

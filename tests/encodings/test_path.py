@@ -10,12 +10,14 @@ import pytest
 
 import pe_jax
 from pe_jax import naive
+from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines import dispatch
 from pe_jax.engines.tiled import Tiled, TileSizes
 from pe_jax.naive import contextual
 from tests import util
-from tests.calls import outcomes
+from tests.calls import equations, outcomes
 from tests.encodings.common import (
+    DIMS,
     HEAD_DIM,
     HEADS,
     LENGTH,
@@ -89,7 +91,7 @@ def test_a_long_prompt_maps_the_keys_in_parts_and_drafts_that_are_taken_back_map
 
     def run(held, first, end):
         part = {name: array[:, first:end] for name, array in tokens.items()}
-        return pe_jax.cache.extend(held, **part, **given)
+        return pe_jax.cache.extend(held, **part, **given, positions=np.arange(first, end))
 
     @util.jit
     def decode(held):
@@ -107,6 +109,10 @@ def test_a_long_prompt_maps_the_keys_in_parts_and_drafts_that_are_taken_back_map
     assert_close(decode(empty), want[:, :153], 2e-5)
     shapes = intermediates(jax.make_jaxpr(lambda held: run(held, 0, 150))(empty).jaxpr)
     assert max(math.prod(shape) for shape in shapes) < 150 * 512
+    for name in ("x", "segments"):
+        part = {n: array[:, :150] for n, array in tokens.items()} | {name: tokens[name]}
+        with pytest.raises(ValueError, match=rf"{name} has shape \[1, 160.*; pass \[1, 150"):
+            pe_jax.cache.extend(empty, **part, **given)
 
 
 @pytest.mark.parametrize("engine", ["dense", "tiled"])
@@ -115,3 +121,22 @@ def test_a_rotation_that_adds_channels_is_refused_with_their_numbers(engine):
     given = {"encoding": both, "params": random_params(both), "x": X, "implementation": engine}
     with pytest.raises(ValueError, match="channels=12: maps have 6: leave out the rotation"):
         pe_jax.attention(*qkv(), **given)
+
+
+def test_what_rows_carry_is_multiplied_in_float32_on_any_device():
+    """By default GPUs and TPUs round it, tile after tile."""
+    (term,), rows = PATH.terms(random_params(PATH), DIMS), jnp.ones((1, 2, 4, HEAD_DIM))
+    tokens = Tokens(jnp.arange(4)[None], jnp.arange(4)[None])
+    sides = [Side(rows, None, (), tokens)] * 2
+    states = (rows, jnp.ones((1, 2, 4, 4))), (rows, jnp.ones((1, 2, 1, HEAD_DIM**2)))
+
+    def carried(states, before):
+        return term.in_tiles().row(*sides, states, None, None, before)
+
+    def both(*operands):
+        out, pull = jax.vjp(carried, *operands)
+        return pull(out)
+
+    products = list(equations(jax.make_jaxpr(both)(states, rows).jaxpr, "dot_general"))
+    exact = (jax.lax.Precision.HIGHEST,) * 2
+    assert products and {equation.params["precision"] for equation in products} == {exact}

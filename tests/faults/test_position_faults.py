@@ -79,16 +79,19 @@ BOUNDED = [
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_half_precision_parameters_of_other_schemes_err_as_the_dtype_does(name):
-    """A table, a slope or a gate that is rounded moves the output by about as much."""
+    """A table, a slope or a gate is rounded, and what is computed with it is not."""
     encoding = pe_jax.make(name)
     params = random_params(encoding, WIDE)
 
     @util.jit
     def both(params):
-        rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-        return [attend(encoding, p, q_positions=PLACES % 7) for p in (rounded, params)]
+        half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+        full = jax.tree.map(lambda x: x.astype(jnp.float32), half)
+        return [attend(encoding, p, q_positions=PLACES % 7) for p in (half, full, params)]
 
-    np.testing.assert_allclose(*both(params), atol=0.03)
+    half, full, exact = both(params)
+    np.testing.assert_allclose(half, full, atol=5e-5)
+    np.testing.assert_allclose(half, exact, atol=0.03)
 
 
 @pytest.mark.parametrize("name", INTEGER_ONLY)

@@ -21,7 +21,7 @@ CHUNK = 64  # tokens whose maps are multiplied by the UT transform; longer runs 
 # and in a cache in turn
 
 
-multiply = functools.partial(products.multiply, jnp.float32)
+multiply = functools.partial(products.multiply, None)
 
 
 class Mapped(NamedTuple):

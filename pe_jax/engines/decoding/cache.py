@@ -323,8 +323,17 @@ def _in_parts(cache: Cache, step: int, tokens: tuple, **options: Any) -> tuple[j
         out, cache = extend(cache, q, k, v, positions, **given, **options)
         return cache, out
 
-    tokens = tuple(np.asarray(x) if isinstance(x, list | tuple) else x for x in tokens)
-    count = tokens[0].shape[1]
+    *qkv, x, positions, segments = (
+        np.asarray(x) if isinstance(x, list | tuple) else x for x in tokens
+    )
+    rows = batch, count = qkv[0].shape[:2]
+    wide, places = (*rows, options["dims"].width), ((count,), rows, (1, count))
+    given = ("x", x, wide), ("positions", positions, *places), ("segments", segments, rows)
+    for name, array, *shapes in given:  # of all tokens, before these are cut
+        if array is not None:
+            checks.shape(name, array, *shapes)
+    positions = None if positions is None else positions.reshape(-1, count)
+    tokens = *qkv, x, positions, segments
     first = count - (count - 1) // step * step  # 1 to step; then the cache's arrays are there
     cache, out = part(cache, jax.tree.map(lambda x: x[:, :first], tokens))
 
@@ -332,7 +341,7 @@ def _in_parts(cache: Cache, step: int, tokens: tuple, **options: Any) -> tuple[j
         return jnp.moveaxis(x[:, first:].reshape(len(x), -1, step, *x.shape[2:]), 1, 0)
 
     cache, outs = jax.lax.scan(part, cache, jax.tree.map(cut, tokens))
-    outs = jnp.moveaxis(outs, 0, 1).reshape(len(out), -1, *out.shape[2:])
+    outs = jnp.moveaxis(outs, 0, 1).reshape(batch, -1, *out.shape[2:])
     return jnp.concatenate([out, outs], 1), cache
 
 

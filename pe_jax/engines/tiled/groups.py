@@ -57,7 +57,7 @@ class Groups(NamedTuple):
         if axes is Axes.NONE:
             return x
         if axes is Axes.HEADS:
-            whole = len(x) == 1 or self.heads == 1
+            whole = self.heads == 1 or len(x) == 1
             return x if whole else cut(x, head * self.heads_size, self.heads_size, 0)
         x = x if len(x) == 1 else cut(x, row * self.batch_size, self.batch_size, 0)
         if axes is Axes.BATCH:
@@ -71,7 +71,8 @@ class Groups(NamedTuple):
         x = results.reshape(self.batch, self.heads, *results.shape[1:])
         if axes is Axes.HEADS:
             x = x.sum(0)
-            return x.reshape(whole.shape) if len(whole) > 1 else x.sum(0)
+            one = self.heads == 1 or len(whole) > 1
+            return x.reshape(whole.shape) if one else x.sum(0)
         count = whole.shape[1] // x.shape[3]  # groups with separate key heads
         x = x.reshape(self.batch, count, -1, *x.shape[2:]).sum(2)
         return jnp.swapaxes(x, 1, 2).reshape(whole.shape)
