@@ -3,12 +3,13 @@
     python -m experiments.compare --config=configs/hybrids.py --config.data=text:DIR
 
 Three layers of the gated delta rule and one of attention with RoPE, as Qwen3-Next, with NoPE, as
-Kimi Linear, and with ALiBi, against four layers of attention with RoPE and with NoPE: byte models
-of width 96, with 7% more parameters for the hybrids (docs/encodings.md). Data, evaluation and steps
-are those of configs/extrapolation_novels.py; each scheme has the learning rate of four that is best
-with the first seed, and a neighbour of it where that lies at an edge. 25 runs and 20 checks or a
-few more: two hours on two CPU cores, by the time of a step (2026-11-29, two cores that others used
-too: 0.10 s with attention, 0.28 s for a hybrid).
+Kimi Linear (whose decay by channel is `gated_delta(decay=channel)`), and with ALiBi, against four
+layers of attention with RoPE and with NoPE: byte models of width 96, with 7% more parameters for
+the hybrids (docs/encodings.md). Data, evaluation and steps are those of
+configs/extrapolation_novels.py; each scheme has the learning rate of four that is best with the
+first seed, and a neighbour of it where that lies at an edge. 25 runs and 20 checks or a few more:
+two hours on two CPU cores, by the time of a step (2026-11-29, two cores that others used too: 0.10
+s with attention, 0.28 s for a hybrid).
 
 Questions, declared before the first run (2026-11-29), beside the two of every comparison
 (docs/results.md), each a paired difference over five seeds in the sliding windows and without them:
