@@ -31,10 +31,6 @@ class Results:
         self.rows: list[Row] = [row for row in map(_row, text.splitlines()) if row is not None]
         self.keys = {key(row) for row in self.rows}
 
-    def has(self, row: Row) -> bool:
-        """Whether there is a result with this row's key."""
-        return key(row) in self.keys
-
     def add(self, row: Row) -> None:
         """Writes a result, to the disk, and prints it."""
         self.rows.append(row)
