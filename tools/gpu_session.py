@@ -27,7 +27,6 @@ import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,40 +48,25 @@ PACKAGES = ("pe_jax", "jax", "jaxlib", "triton", "torch", "flax", "optax", "nump
 GRACE = 25  # seconds beyond the budget, after which even a call that hangs is ended
 
 
-def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
-    """Name → what the stage does; imported when it begins."""
+def run(name: str, options: Any, results: Results, clock: Clock) -> None:
+    """Runs a stage, whose modules are imported when it begins."""
     schemes, processes = options.schemes, options.processes
-
-    def agree(results, clock):
+    if name == "agreement":
         names = [n for n in schemes if n not in agreement.ONLY_TIMED] or agreement.names()
         agreement.run(results, clock, processes, names, options.dtypes, options.rehearse)
+    elif name in PROGRAMS:
+        from tools.gpu_stages import training
 
-    def scale():
+        commands = getattr(training, name)(options, results.path.parent)
+        training.run(name, commands, results, clock)
+    else:
         from tools.gpu_stages import speed
 
-        chosen = speed.TINY if options.rehearse else speed.LARGE
-        overrides = {"schemes": tuple(schemes), "lengths": tuple(map(int, options.lengths))}
-        return speed, dataclasses.replace(chosen, **{k: v for k, v in overrides.items() if v})
-
-    def benchmark(results, clock):
-        speed, chosen = scale()
-        speed.benchmark(results, clock, processes, chosen)
-
-    def step(results, clock):
-        speed, chosen = scale()
-        speed.steps(results, clock, processes, chosen)
-
-    def train(name):
-        def run(results, clock):
-            from tools.gpu_stages import training
-
-            commands = getattr(training, name)(options, results.path.parent)
-            training.run(name, commands, results, clock)
-
-        return run
-
-    programs = {name: train(name) for name in PROGRAMS}
-    return {"agreement": agree, "benchmark": benchmark, "step": step} | programs
+        scale = speed.TINY if options.rehearse else speed.LARGE
+        chosen = {"schemes": tuple(schemes), "lengths": tuple(map(int, options.lengths))}
+        scale = dataclasses.replace(scale, **{k: v for k, v in chosen.items() if v})
+        stage = speed.benchmark if name == "benchmark" else speed.steps
+        stage(results, clock, processes, scale)
 
 
 def main() -> None:
@@ -107,12 +91,12 @@ def main() -> None:
     watch.daemon = True
     watch.start()
     stopped = []
-    for name, run in stages(options).items():
+    for name in (*SHARES, *PROGRAMS):
         if name not in options.only:
             continue
         part = begin.share(SHARES.get(name, 1.0))
         try:
-            run(results, part)
+            run(name, options, results, part)
         except ImportError as error:
             results.add({"stage": name, "note": f"not run: {error}"})
         except Exception as error:  # other stages may run
