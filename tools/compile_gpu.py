@@ -172,18 +172,12 @@ def table(rows: list[dict[str, Any]]) -> rich.table.Table:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes a row of a CSV file, and flushes it."""
+    """A function that writes a row of a CSV file, which is there at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", buffering=1) as file:
         writer = csv.DictWriter(file, FIELDS, restval="")
         writer.writeheader()
-        file.flush()
-
-        def write(row):
-            writer.writerow(row | {"encodings": " ".join(row["encodings"])})
-            file.flush()
-
-        yield write
+        yield lambda row: writer.writerow(row | {"encodings": " ".join(row["encodings"])})
 
 
 def wrong(rows: list[dict[str, Any]], spills: int) -> list[str]:
