@@ -74,13 +74,12 @@ def bands(length: int) -> list[str]:
     return names
 
 
-def findings(model: Transformer, tokens: np.ndarray, ablate: bool = True) -> Findings:
+def findings(model: Transformer, tokens: np.ndarray) -> Findings:
     """What the heads of a model do on a text: O(T²) memory per layer, so at most some 2,000 tokens.
 
     Args:
       model: causal.
       tokens: int [T + 1]; the last is a target alone.
-      ablate: whether to leave out each layer's encoding in turn: N/2 more passes.
     """
     walk = Walk(model)
     xs, layers = [walk.embed(tokens[:-1])], []
@@ -88,7 +87,7 @@ def findings(model: Transformer, tokens: np.ndarray, ablate: bool = True) -> Fin
         layers.append(walk.look(layer, xs[-1]))
         xs.append(walk.step(layer, xs[-1]))
     without = np.full(model.config.layers, np.nan)
-    for layer in range(model.config.layers) if ablate else ():
+    for layer in range(model.config.layers):  # N/2 more passes
         if type(walk.encoding(layer).encoding) is Encoding:
             continue
         x = walk.step(layer, xs[layer], bare=True)
