@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 from jax.sharding import Mesh
@@ -30,26 +30,6 @@ from experiments.running.schedule import cluster
 from experiments.running.schedule.pending import Pending, Place
 from experiments.running.schedule.work import FAILED, TRIES, Lost, Run, Work, Worker, do
 from pe_jax.training.metrics import Progress
-
-
-class Slot(Protocol):
-    """Does one run at a time.
-
-    Attributes:
-      where: node and device; "" in this process.
-    """
-
-    where: str
-
-    def do(
-        self, run: Run, place: Place, stop: signals.Stop, report: Callable[[Progress], None]
-    ) -> dict | None:
-        """The result of a run, as of `work.do`; raises Lost."""
-        ...
-
-    def ready(self, needed: Callable[[], bool]) -> bool:
-        """Whether it can do runs; after Lost it waits for that as long as it is needed."""
-        ...
 
 
 class Device:
@@ -69,6 +49,9 @@ class Device:
     def ready(self, needed: Callable[[], bool]) -> bool:
         """Always."""
         return True
+
+
+Slot = Device | cluster.Remote  # does one run at a time
 
 
 class Driver:
