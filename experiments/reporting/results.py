@@ -388,16 +388,11 @@ def rate_folder(folder: str, rate: float, encoding_rate: float) -> Path:
     return Path("rates", folder, rates_name(rate, encoding_rate))
 
 
-def check_folder(workdir: Path, folder: str, pair: Pair) -> Path:
-    """`rate_folder`, or its name in comparisons made before encoding rates existed."""
-    path = workdir / rate_folder(folder, *pair)
-    old = workdir / "rates" / folder / repr(float(pair[0]))
-    return old if pair[1] == 1 and not path.exists() and old.exists() else path
-
-
 def read_check(workdir: Path, folder: str, pair: Pair, seed: int) -> Run:
     """The short run of an encoding with a (rate, multiple)."""
-    return _run(check_folder(workdir, folder, pair), seed)
+    path = workdir / rate_folder(folder, *pair)
+    old = workdir / "rates" / folder / repr(float(pair[0]))  # before encoding rates existed
+    return _run(old if pair[1] == 1 and not path.exists() and old.exists() else path, seed)
 
 
 def rate_loss(check: Run, length: int) -> float:
