@@ -100,14 +100,12 @@ class Row:
     """A family of models.
 
     Attributes:
-      name: of the model.
       model_type: of its config; "" where `pe_jax.hf` reads none.
       trap: what costs hours.
       check: which of `CHECKS` compares with the model's own code.
       logits: whether its logits are compared, too.
       config: keys of its released config that concern positions.
       layers: number of layers; the other sizes of the released model do not matter.
-      head_dim: E.
     """
 
     name: str

@@ -29,11 +29,8 @@ PATIENCE = 600  # seconds after which a compilation is given up
 class Chip:
     """Limits of an architecture (CUDA C++ Programming Guide, compute capabilities).
 
-    Attributes:
-      name: a GPU of this architecture.
-      block_shared: bytes of shared memory that one block may take.
-      shared: bytes of shared memory of a multiprocessor.
-      warps: the most that a multiprocessor holds.
+    Of a GPU of this architecture: bytes of shared memory that one block may take, and that a
+    multiprocessor has; the most warps that it holds.
     """
 
     name: str

@@ -137,10 +137,8 @@ def turns(condition: Sequence[Instruction]) -> int | None:
 def summarize(text: str, loops: Sequence[float] = ()) -> ProgramSummary:
     """Reads a compiled module.
 
-    Args:
-      text: of the compiled program.
-      loops: iterations of the loops of one computation whose bound is not constant, in order; a
-        computation with fewer such loops takes the last of them.
+    `loops` are the iterations of the loops of one computation whose bound is not constant, in
+    order; a computation with fewer such loops takes the last of them.
     """
     modules = computations(text)
     weights: dict[str, float] = defaultdict(float)

@@ -27,11 +27,8 @@ def start(
 ) -> BaseProcess:
     """Starts `python -m experiments.train FLAGS`.
 
-    Args:
-      flags: its arguments; a `--config` must be among them.
-      log: the file that its output is appended to.
-      environment: variables to set.
-      before: a module function to call first in the process.
+    `flags` have a `--config`; output is appended to `log`; `before` is a module function that is
+    called first in the process.
     """
     args = list(flags), log, dict(environment or {}), before
     process = CONTEXT.Process(target=_run, args=args, daemon=True)

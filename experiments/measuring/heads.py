@@ -54,8 +54,6 @@ class Findings(NamedTuple):
     """A model on one text.
 
     Attributes:
-      layers: each layer's heads.
-      loss: nats per token.
       without: the loss where this layer has no encoding, float [N]; NaN where it has none anyway.
     """
 

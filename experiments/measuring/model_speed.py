@@ -35,14 +35,7 @@ def measure(
     """Times by scheme and round, and bytes of temporaries.
 
     Times are milliseconds for batch × length tokens, and for one token per row in `decode_ms`.
-
-    Args:
-      evaluators: by scheme's name.
-      batch: rows of the training length.
-      length: in training.
-      lengths: at which inference is timed too.
-      repeats: rounds.
-      proceed: as in `timing.interleave`.
+    `batch` is that of the training length; inference is timed at `lengths` too.
     """
     trainer = next(iter(evaluators.values())).trainer
     shape, devices = trainer.mesh.shape, trainer.mesh.devices

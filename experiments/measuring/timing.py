@@ -51,11 +51,8 @@ def interleave(
 ) -> dict[Any, list[float]]:
     """Seconds per call, one sample per round, of programs that have been called once.
 
-    Args:
-      programs: called without arguments; their results are waited for.
-      rounds: number of samples of each.
-      proceed: called before every sample with the number of finished rounds; False ends the timing
-        and drops the unfinished round.
+    `proceed` is called before every sample with the number of finished rounds; False ends the
+    timing and drops the unfinished round.
     """
     calls = {name: max(1, math.ceil(LEAST / _seconds(run, 1))) for name, run in programs.items()}
     order, shuffle = list(programs), random.Random(0).shuffle
@@ -77,13 +74,10 @@ class Row:
     """The measurement of one program, or why it did not run.
 
     Attributes:
-      length: tokens.
-      mode: what is timed.
       scheme: name of the encoding, or "matmuls".
       engine: what computes it.
       seconds: per call, one sample per round; empty if it did not run.
       temp_bytes: of temporaries, by the compiler's count; None if it gives none.
-      compile_seconds: None if it did not compile.
       note: why it did not run, or a remark.
       tokens: per call, of a training step.
       operations: floating-point operations of its matrix products, of a training step or a product.

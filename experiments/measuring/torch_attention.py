@@ -43,11 +43,8 @@ def _is_past(batch, head, q_index, k_index):
 class Operands:
     """The inputs of PyTorch's attention.
 
-    Attributes:
-      q: queries [B, H, T, E]; k and v, keys and values, of the same shape.
-      bias: of the distances 1 - T … T - 1, float32 [H, 2T - 1]; None: NoPE.
-      causal: whether later tokens are hidden.
-      scale: what dot products are multiplied by.
+    q, k and v are [B, H, T, E]; `bias` is that of the distances 1 - T … T - 1, float32 [H, 2T - 1],
+    or None for NoPE; `scale` multiplies dot products.
     """
 
     q: torch.Tensor
@@ -112,15 +109,9 @@ def program(
 ) -> Callable:
     """A function without arguments that runs attention to completion: the output, or gradients.
 
-    Args:
-      engine: of `ENGINES`.
-      encoding: a bias of the distance, or NoPE.
-      params: its parameters.
-      operands: q, k, v and the cotangent of the output, each [B, T, H, E].
-      dims: the sizes.
-      dtype: of q, k and v.
-      causal: whether later tokens are hidden.
-      backward: whether it gives the gradients of q, k, v and of the bias, where that is learned.
+    `encoding` is a bias of the distance, or NoPE; `operands` are q, k, v and the cotangent of the
+    output, each [B, T, H, E]. With `backward` it gives the gradients of q, k, v and of a learned
+    bias.
 
     Raises:
       ValueError: the engine has no backward pass here.

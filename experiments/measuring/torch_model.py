@@ -92,12 +92,8 @@ def program(
 ) -> tuple[Callable, Callable]:
     """Two functions without arguments: a training step, its loss; and the weights it has reached.
 
-    Args:
-      config: of the model.
-      optimizer: its settings; the learning rate is constant.
-      weights: by name, of the shapes in `plain_jax`.
-      tokens: int32 [B, T + 1].
-      fused: whether `torch.compile` compiles the model, forward and backward.
+    Weights are by name, of the shapes in `plain_jax`; tokens are int32 [B, T + 1]; the learning
+    rate is constant. With `fused`, `torch.compile` compiles the model, forward and backward.
     """
     target = device()
     model = Model(config, tokens.shape[1] - 1)

@@ -71,10 +71,7 @@ def title(name: str) -> str:
 class Running(NamedTuple):
     """A training run without arguments.
 
-    Attributes:
-      step: makes one step and returns its loss.
-      weights: the parameters reached, by their names in `plain_jax`.
-      temp_bytes: of temporaries, if the compiler reports them.
+    `step` returns its loss; `weights` gives the parameters reached, by their names in `plain_jax`.
     """
 
     step: Callable[[], Any]

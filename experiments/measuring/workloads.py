@@ -368,13 +368,8 @@ def plan(
 ) -> Iterator[Planned]:
     """Every row of one length and mode.
 
-    Args:
-      sizes: the sizes.
-      length: T.
-      mode: one of the titles in MODES.
-      schemes: names in SCHEMES.
-      engines: names in ENGINES.
-      limits: by engine, the length beyond which it does not run.
+    `mode` is one of the titles in MODES; `limits` has, by engine, the length beyond which it does
+    not run.
     """
     if mode in MODES["train"]:
         yield from _plan_training(mode, engines)

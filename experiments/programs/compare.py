@@ -139,11 +139,8 @@ class SchemeRuns:
     """The runs of a scheme: chooses its rates, then trains every seed.
 
     Attributes:
-      config: of the comparison, with the vocabulary.
       sources: data of the runs; and other text, or questions, for choosing learning rates and for
         losses during training.
-      name: of the scheme.
-      model: with the scheme.
       pairs: (learning rate, encoding rate) to try; one is not tried but used.
       programs: evaluators, by steps and devices; each serves all seeds and learning rates.
       unsure: whether the run of a rate has failed.
@@ -286,14 +283,8 @@ class SchemeRuns:
 class Opened(NamedTuple):
     """A comparison whose data are open and whose models are built; nothing is written yet.
 
-    Attributes:
-      config: with the vocabulary.
-      sources: data of the runs; and other text, or questions, for choosing learning rates and for
-        losses during training.
-      grids: by encoding.
-      evaluators: by scheme's name, on the first of the meshes.
-      manifest: with the looks so far.
-      meshes: the devices of each concurrent run.
+    `sources` are those of `SchemeRuns`, `grids` are by encoding, `evaluators` by scheme's name on
+    the first of the meshes, and the manifest has the looks so far.
     """
 
     config: CompareConfig

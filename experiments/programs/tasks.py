@@ -98,10 +98,8 @@ def blocks(
 class Answers(NamedTuple):
     """A model's answers to the rows of a forward pass.
 
-    Attributes:
-      right: whether each token is right; True where no answer is: bool [B, T].
-      finite: whether the logits of all answers are.
-      loss: mean cross entropy over the answers.
+    `right` is whether each token is, True where no answer is: bool [B, T]; `finite` whether the
+    logits of all answers are; `loss` their mean cross entropy.
     """
 
     right: np.ndarray

@@ -14,11 +14,8 @@ from experiments.running.files.table import Test
 class Difference(NamedTuple):
     """The difference of two schemes in accuracy, in points.
 
-    Attributes:
-      of: the name of the first.
-      minus: the name of the subtracted one.
-      estimate: paired by seed, over what has a number in both; None if there is none.
-      without: the rest, and why.
+    `estimate` is paired by seed, over what has a number in both, None if nothing has; `without` is
+    the rest, and why.
     """
 
     of: str

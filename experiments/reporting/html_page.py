@@ -30,13 +30,8 @@ class Figure(NamedTuple):
 class Section(NamedTuple):
     """A table in a page, with its title and a note.
 
-    Attributes:
-      title: of the section.
-      note: what the numbers are.
-      head: titles of the columns.
-      rows: their cells; the first is the row's name.
-      csv: the file with all digits; None if the rows are not schemes of the comparison.
-      words: columns of text, which may wrap.
+    The first cell of a row is its name. `csv` is the file with all digits, None if the rows are not
+    schemes of the comparison; `words` are columns of text, which may wrap.
     """
 
     title: str

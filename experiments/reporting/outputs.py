@@ -25,15 +25,8 @@ def write(
 ) -> None:
     """Writes the results of a program, and shows them.
 
-    Args:
-      workdir: of the files.
-      program: its module.
-      runs: results, with the environment of each.
-      fields: of results.json, besides the command and the environments.
-      rows: of results.csv.
-      drawings: figures, each a file STEM.png.
-      tables: for the terminal.
-      lines: below them.
+    `fields` go to results.json, with the command and the environments of `runs`; each drawing is a
+    file STEM.png; `lines` are printed below the tables.
     """
     about = {"command": command(program), **environments(runs)}
     save_json(workdir / "results.json", {**about, **fields})

@@ -49,14 +49,11 @@ class Run:
 
     Attributes:
       seed: None for what no run gave, as a fixed answer.
-      status: of the whole run.
-      reason: for the status.
       numbers: what was measured, by (test, length).
       evaluation: other fields of the file of results.
       metrics: rows by step.
       torn: lines of the metrics that could not be read.
       repeated: steps that were logged again.
-      folder: of the run.
     """
 
     seed: int | None
@@ -324,11 +321,8 @@ def check_comparable(
 ) -> None:
     """Raises ConfigError with the first field that differs between two comparisons.
 
-    Args:
-      first: a comparison.
-      other: which the error names first.
-      may_differ: dotted names of fields that are not compared.
-      fix: what the error ends with.
+    The error names `other` first and ends with `fix`; `may_differ` are dotted names of fields that
+    are not compared.
     """
     fields = first.manifest.binding, other.manifest.binding
     if found := difference(*fields, SAME, may_differ):

@@ -35,15 +35,8 @@ GROWTH = math.sqrt(2)  # of a bin's end over the last bin's
 class Verdict:
     """One scheme against the reference.
 
-    Attributes:
-      index: of the scheme.
-      name: of the scheme.
-      loss: its mean over seeds, or None.
-      kind: of the verdict.
-      words: the verdict in words.
-      tested: the paired difference; `NO_NUMBER` if there is none.
-      family: the number of differences that Holm's procedure counted.
-      exploratory: whether seeds or schemes changed after a report.
+    `loss` is the scheme's mean over seeds, `family` the number of differences that Holm's procedure
+    counted; it is exploratory where seeds or schemes changed after a report.
     """
 
     index: int

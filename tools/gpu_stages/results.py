@@ -18,8 +18,7 @@ Row = dict[str, Any]
 class Results:
     """A file with a line of JSON for each result, written as it comes.
 
-    Attributes:
-      rows: all of them; those of an earlier run with the same file come first.
+    The rows of an earlier run with the same file come first.
     """
 
     def __init__(self, path: Path):

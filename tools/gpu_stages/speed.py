@@ -46,15 +46,9 @@ SAMPLES, LEAST = 5, 0.02  # of each program; seconds of a sample
 class Scale:
     """What is timed: sizes of attention and of the model, lengths, schemes.
 
-    Attributes:
-      sizes: of attention.
-      lengths: tokens.
-      rows: tokens of all rows together, for lengths up to it.
-      schemes: names of `workloads.SCHEMES`, the most important first.
-      others: engines other than ours, where they support a scheme.
-      model: of the training step.
-      tokens: per training step.
-      step_lengths: tokens per row of it.
+    `rows` are the tokens of all rows together, for lengths up to it; `schemes` begin with the most
+    important; `others` are engines other than ours. A training step of `model` has `tokens`, in
+    rows of each of `step_lengths`.
     """
 
     sizes: Sizes

@@ -108,15 +108,8 @@ def added(
 ) -> np.ndarray:
     """What the scheme adds to each score, NaN where the mask hides it: [B, H, T, T].
 
-    The scale that it sets is applied to the scores without it too.
-
-    Args:
-      encoding: the scheme.
-      x: tokens [B, T, D].
-      places: positions [T] or [T, axes].
-      causal: whether later keys are hidden.
-      params: its parameters; by default initial ones.
-      dims: of the attention.
+    The scale that it sets is applied to the scores without it too. x are tokens [B, T, D] at
+    positions `places`, [T] or [T, axes]; without `params` they are initial ones.
     """
     # traced, so that undefined pairs are NaN instead of an error
     look = jax.jit(functools.partial(_look, encoding, dims, causal))

@@ -158,9 +158,7 @@ LISTS: dict[str, Callable[[Any], Iterator[str]]] = {
 def program(doc: str, config: Any) -> str:
     """The text of `--help`: the program's docstring, its flags, and what its config has.
 
-    Args:
-      doc: of the program, with examples.
-      config: whose values are shown; None for a program without one.
+    `config` is the one whose values are shown, None for a program without one.
     """
     parts = [inspect.cleandoc(doc), "\nflags:", *own_flags()]
     if config is not None:

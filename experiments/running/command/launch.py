@@ -36,12 +36,8 @@ ADVICE = "write --config.FIELD=VALUE; --list=fields has them"
 def run(main: Callable[[Any], None], default: str, *kinds: type) -> None:
     """Parses the command line, checks the config and calls `main(config)`.
 
-    `--help` and `--list=WHAT` are answered before anything else.
-
-    Args:
-      main: the program.
-      default: the config file used without `--config`.
-      kinds: classes of the config: of several, the file's decides.
+    `--help` and `--list=WHAT` are answered before anything else. `default` is the config file
+    without `--config`; of several `kinds` of config the file's decides.
     """
     from ml_collections import config_flags  # programs without a config do without it
 

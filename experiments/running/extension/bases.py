@@ -25,12 +25,8 @@ SHARED = (*(field for field in BINDING if field != "seed"), "steps")  # the same
 class Base(NamedTuple):
     """A trained run.
 
-    Attributes:
-      folder: its workdir.
-      config: its configuration.
-      saved: its config.json.
-      digest: of its last checkpoint.
-      diverged: why it has no model; "" if it has one.
+    `saved` is its config.json, `digest` that of its last checkpoint; `diverged` says why it has no
+    model.
     """
 
     folder: Path

@@ -16,12 +16,8 @@ from pe_jax.validation import ConfigError
 class Document(NamedTuple):
     """A document with tokens.
 
-    Attributes:
-      number: its place in the split.
-      name: of its file.
-      text: all of it.
-      ids: its tokens, int32 [N].
-      start: what precedes every text, as <bos>: int32 [S], S may be 0.
+    `number` is its place in the split; `ids` are its tokens, int32 [N], `start` what precedes every
+    text, as <bos>: int32 [S], S may be 0.
     """
 
     number: int
@@ -59,11 +55,7 @@ def encode(tokenizer: Any, text: str) -> np.ndarray:
 def read(config: ReleasedConfig, tokenizer: Any, corpus: Corpus, split: str) -> list[Document]:
     """The documents of a split that are as long as the longest context.
 
-    Args:
-      config: whose `lengths` count, and whose `documents` is the number of documents.
-      tokenizer: a `tokenizers.Tokenizer`.
-      corpus: of text.
-      split: of the corpus.
+    The config says how many, and how long the longest context is; `tokenizer` is of `tokenizers`.
 
     Raises:
       ConfigError: none is that long.

@@ -44,11 +44,7 @@ FREQUENT, EXPONENT, ZETA = 3, 2, np.pi**2 / 6
 class Question(NamedTuple):
     """A question after a text, and its answer.
 
-    Attributes:
-      test: of the table.
-      prompt: the question, and the beginning of its answer.
-      answer: the end of its answer.
-      others: these are right too.
+    `prompt` has the beginning of the answer too; `others` are right as well.
     """
 
     test: str
@@ -67,13 +63,8 @@ class Haystack(NamedTuple):
 class Maker:
     """Makes the texts of one document: the same for every method.
 
-    Args:
-      document: which some are hidden in.
-      words: to draw from.
-      tokenizer: of the model.
-      longest: tokens of the longest context.
-      samples: questions of a kind.
-      seed: of all that is drawn.
+    `words` are drawn from; `longest` is the longest context, in tokens; `samples` are questions of
+    a kind.
     """
 
     def __init__(
@@ -109,12 +100,7 @@ class Maker:
     ) -> np.ndarray:
         """A text with statements at depths, 0 to 1, each between two sentences of the filler.
 
-        Args:
-          opening: what the text begins with.
-          statements: sentences.
-          depths: of the statements.
-          filler: "noise" or "text".
-          size: tokens of the text.
+        It begins with `opening` and has `size` tokens; the filler is "noise" or "text".
         """
         pieces = [encode(self.tokenizer, f" {statement}") for statement in statements]
         start = np.concatenate([self.document.start, encode(self.tokenizer, opening)])
@@ -316,9 +302,7 @@ def _facts(maker: Maker, size: int, rng: np.random.Generator) -> Haystack:
 class Task(NamedTuple):
     """A kind of text.
 
-    Attributes:
-      tests: what is asked about it.
-      make: (maker, size, random numbers) → a text of that size with its questions.
+    `tests` are what is asked about it.
     """
 
     tests: tuple[str, ...]

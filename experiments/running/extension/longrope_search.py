@@ -117,12 +117,8 @@ def search(
 ) -> dict:
     """Tries at least `count` lists of factors, in whole rounds.
 
-    Args:
-      loss: of a list of factors [F]; what it raises ends the search.
-      theta: frequencies [F], the fastest first.
-      factor: s.
-      length: trained length.
-      count: how many to try.
+    `loss` is that of factors [F], and what it raises ends the search; `theta` are frequencies [F],
+    the fastest first.
 
     Returns:
       The best `factors`, their `critical` dimension and `loss`, and all that were `tried`: (loss,

@@ -36,9 +36,8 @@ def _chunk(length: int) -> int:
 class Answer(NamedTuple):
     """What a model thinks of a text that follows a cache.
 
-    Attributes:
-      likeliest: the token that it puts after each token, int [T].
-      losses: of the true next tokens, nats [T].
+    `likeliest` is the token that it puts after each token, int [T]; `losses` are of the true next
+    tokens, nats [T].
     """
 
     likeliest: np.ndarray
@@ -99,11 +98,7 @@ def score(
 ) -> tuple[bool, float]:
     """Whether greedy decoding gives an answer, and the loss of the first answer per token.
 
-    Args:
-      ask: what a model thinks of tokens.
-      prompt: tokens of the question, and of the beginning of its answer.
-      answer: its tokens.
-      others: answers that are right too.
+    `prompt` has the beginning of the answer too; `others` are answers that are right as well.
     """
     begin = len(prompt) - 1
     found = ask(np.concatenate([prompt, answer]))

@@ -37,13 +37,7 @@ LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequenc
 
 
 class Released(NamedTuple):
-    """A released checkpoint.
-
-    Attributes:
-      checkpoint: what `pe_jax.released.files.read` returns.
-      trained: its layers, and the length it was trained on.
-      digest: tells it from others.
-    """
+    """A released checkpoint."""
 
     checkpoint: Any
     trained: Trained

@@ -35,30 +35,17 @@ class Manifest:
 
     Attributes:
       reference: the name of the scheme that losses are compared with.
-      train_length: tokens per row of training.
       lengths: of the evaluation, ascending, and `train_length`.
-      seeds: of the runs of each scheme.
-      name: its title.
       baseline: the name of the scheme that speed and memory are compared with.
       encodings: name, spec, folder and checks, (rate, multiple) pairs that were tried, by scheme.
-      config: all fields.
       corpus: its name, digest and description, the digest of its tokens, and a warning.
-      versions: of packages.
-      commit: of this code.
-      device: of the runs.
-      command: that ran it.
-      steps: of training.
-      batch: rows per step.
       learning_rate: if none were tried.
       encoding_rate: its multiple for parameters of encodings.
       primary: protocol and length of the primary metric.
       secondary: of the secondary one, if it was declared.
-      rates: that were tried.
       rate_steps: of a run that tries one.
       rate_rounds: that try neighbours of the best.
-      smallest_effect: of interest, nats per token.
       note: on how rates were chosen.
-      dims: of the model.
       looks: at the kept files so far.
       notes: on parts that were joined.
       before: commit and command of each part that was joined.

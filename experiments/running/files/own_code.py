@@ -23,11 +23,7 @@ OURS = tuple((ROOT / name).resolve() for name in ("pe_jax", "experiments"))
 
 
 def digests(patterns: Iterable[str]) -> dict[str, str]:
-    """The names of the user's files that encodings use, and a SHA-256 for each; none: {}.
-
-    Args:
-      patterns: config strings of encodings.
-    """
+    """The names of the user's files that encodings use, and a SHA-256 for each; none: {}."""
     found: dict[Path, str] = {}
     queue = [name for pattern in patterns for name in _modules(pattern)]
     while queue:

@@ -28,8 +28,6 @@ class Run:
     Attributes:
       steps: planned in this process; 0 where an earlier run is only evaluated anew.
       first: the step of its first report.
-      last: its last report.
-      ended: whether it has finished, or failed.
       where: node and device, on a cluster.
     """
 
@@ -44,12 +42,8 @@ class RunTable(contextlib.AbstractContextManager):
     """Shows the runs of several threads, and when all will be finished.
 
     In a terminal it is a table that is redrawn, with log lines above it; elsewhere each report is a
-    log line.
-
-    Args:
-      jobs: the steps of each run that is planned, by job.
-      console: where the table goes; None for standard error.
-      clock: seconds.
+    log line. `jobs` has the steps of each run that is planned; without a console it is standard
+    error.
     """
 
     def __init__(

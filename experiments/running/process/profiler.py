@@ -12,13 +12,8 @@ WARM_UP, STEPS = 10, 5
 class Profiler:
     """Traces `STEPS` steps after `WARM_UP`, or fewer of both if the run is shorter.
 
-    Of several processes, only the first one writes.
-
-    Args:
-      folder: where the trace goes.
-      on: whether to trace at all.
-      done: steps already done.
-      steps: total number of steps.
+    Of several processes, only the first one writes. `done` of all `steps` were made before this
+    process.
     """
 
     def __init__(self, folder: Path, on: bool, done: int, steps: int):

@@ -23,12 +23,8 @@ QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 class Share(NamedTuple):
     """What a run takes of a cluster.
 
-    Attributes:
-      resources: of a process.
-      variables: its environment.
-      slots: how many runs there are at a time.
-      processes: of a run, each on another node.
-      devices: of a process.
+    `resources`, `variables` and `devices` are of one of the `processes` of a run, each on another
+    node; `slots` is how many runs there are at a time.
     """
 
     resources: dict[str, float]

@@ -50,13 +50,8 @@ HOST: "Host | None" = None  # in a process of a cluster
 class Start(NamedTuple):
     """What a process of a cluster starts from.
 
-    Attributes:
-      program: that calls `driver.opened`.
-      config: of the program, for one process.
-      same: what must be the same here as on the head.
-      folder: the working directory.
-      path: where Python finds modules.
-      modules: name → file, of the script and the config file, which may register encodings.
+    `same` is what must be here as on the head, `path` where Python finds modules; `modules` has the
+    files of the script and of the config, which may register encodings.
     """
 
     program: Callable[[Any], Any]
@@ -77,10 +72,8 @@ def same(manifest: dict) -> dict[str, Any]:
 class Answer(NamedTuple):
     """What came of a run.
 
-    Attributes:
-      result: None if it was stopped.
-      files: its folder, as a tar, where the head does not see it.
-      reports: the last ones.
+    The result is None if it was stopped; `files` is the run's folder, as a tar, where the head does
+    not see it; `reports` are the last ones.
     """
 
     result: dict | None
@@ -91,10 +84,7 @@ class Answer(NamedTuple):
 class Host:
     """A process of a cluster: the program runs in a thread of it, and does runs that it is told.
 
-    Args:
-      start: what it starts from.
-      rank: among the processes of a run.
-      count: of these.
+    It is number `rank` of the `count` processes of a run.
     """
 
     def __init__(self, start: Start, rank: int, count: int):
@@ -153,8 +143,7 @@ class Host:
     def ready(self, coordinator: str) -> dict:
         """Starts the program: the environment here, once it has opened its data.
 
-        Args:
-          coordinator: the `address` of the first process of a run.
+        `coordinator` is the `address` of the first process of a run.
         """
         threading.Thread(target=self._program, args=(coordinator,), daemon=True).start()
         return self._answer()
@@ -345,10 +334,7 @@ def told(call: Any) -> Any:
 def slots(program: Callable[[Any], Any], config: Sweep, manifest: dict) -> Iterator[list[Remote]]:
     """A slot for each share of the cluster's devices that a run takes, once all have arrived.
 
-    Args:
-      program: that calls `driver.opened`.
-      config: of the program.
-      manifest: what all runs depend on.
+    `program` calls `driver.opened`; `manifest` is what all runs depend on.
 
     Raises:
       ConfigError: Ray is not installed or not running; a node cannot see the data or the workdir,

@@ -173,14 +173,9 @@ def opened(
     """Locks a workdir, saves the manifest of its runs, and gives a driver.
 
     At the end the program exits with status 1 if a run failed, and names each. An OSError is one
-    line.
-
-    Args:
-      program: of the config; the processes of a cluster call it too.
-      config: as the program was called with.
-      path: of the manifest, in the workdir.
-      manifest: what all runs depend on.
-      meshes: the devices of each concurrent run, where they are in this process.
+    line. The processes of a cluster call `program` too, with the config; `path` is where the
+    manifest goes, which all runs depend on; `meshes` are the devices of each concurrent run in this
+    process.
     """
     if cluster.HOST is not None:  # this is such a process
         yield cluster.HOST.opened(manifest, path, meshes[0])

@@ -76,13 +76,8 @@ class Pending:
     """The runs that are left, for several takers at a time.
 
     A taker keeps to its work, as its runs share compiled programs. Where there is no other work for
-    it, it takes runs of others' if they are `shared`.
-
-    Args:
-      works: in the order in which they begin.
-      shared: whether takers share works.
-      stopped: whether nothing is to be taken any more.
-      earlier: as in `Place`.
+    it, it takes runs of others' if they are `shared`. Nothing is taken any more once it is
+    `stopped`; `earlier` is that of `Place`.
     """
 
     def __init__(

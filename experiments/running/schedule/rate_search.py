@@ -66,10 +66,7 @@ def _beside(values: list[float], value: float) -> list[float]:
 def untried(pairs: list[Pair], losses: Losses, rounds: int) -> list[Pair]:
     """The pairs to try next: those of the grid, then in each round the neighbours of the best.
 
-    Args:
-      pairs: the grid.
-      losses: of all pairs that were tried; infinite where there is none.
-      rounds: after the grid.
+    `losses` are those of all pairs that were tried, infinite where there is none.
     """
     wanted = list(pairs)
     for _ in range(rounds + 1 if pairs else 0):

@@ -35,10 +35,7 @@ Train = Callable[[Pair, int, Worker], dict | None]  # (rates, seed, …) → res
 class Trials:
     """The trials of an entry.
 
-    Attributes:
-      config: of the sweep.
-      folder: of the files.
-      entry: what is trained, its encoding first; saved with each result.
+    `entry` begins with the encoding and is saved with each result.
     """
 
     def __init__(self, config: TrialsConfig, folder: Path, entry: list[str]):
@@ -48,9 +45,8 @@ class Trials:
     def every_seed(self, train: Train, name: str = "") -> Runs[dict[int, dict]]:
         """Seed → its result, with the rates that the first seed chose.
 
-        Args:
-          train: its result has a `validation_loss`, None if that is not finite.
-          name: of these runs, before their rates and seeds, if the entry has others.
+        Results of `train` have a `validation_loss`, None if it is not finite; `name` tells these
+        runs from others of the entry.
         """
         config = self.config
         first, *others = config.every_seed

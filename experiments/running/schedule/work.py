@@ -29,11 +29,7 @@ T = TypeVar("T")
 class Worker(NamedTuple):
     """What a run gets.
 
-    Attributes:
-      label: of the run, which its reports have.
-      mesh: its devices.
-      stop: whether a signal came.
-      report: shows how far it is.
+    Reports have its label.
     """
 
     label: str

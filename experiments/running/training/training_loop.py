@@ -92,9 +92,7 @@ class Diverged(RuntimeError):
 def run(config: Config, profile: bool = False) -> None:
     """Trains and evaluates one model, and writes evaluation.json; does nothing if that exists.
 
-    Args:
-      config: of the run.
-      profile: whether to trace a few steps, into the workdir.
+    With `profile` a few steps are traced, into the workdir.
     """
     folder, is_first = paths.folder(config.workdir), jax.process_index() == 0
     with one_line_errors():
