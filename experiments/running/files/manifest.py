@@ -22,12 +22,6 @@ from pe_jax.validation import ConfigError
 NAME = "manifest.json"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
-REQUIRED = (
-    *("name", "train_length", "lengths", "baseline", "reference", "encodings", "seeds"),
-    *("config", "corpus", "versions", "commit", "device", "command", "steps", "batch"),
-    "learning_rate",
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
@@ -90,6 +84,10 @@ class Manifest:
         return {**config, **digests, "code": self.code}
 
 
+FIELDS = tuple(field.name for field in dataclasses.fields(Manifest))
+REQUIRED = FIELDS[: FIELDS.index("learning_rate") + 1]
+
+
 def saved(
     config: CompareConfig,
     corpus: dict[str, Any],
@@ -130,8 +128,7 @@ def parsed(fields: dict[str, Any]) -> Manifest:
     fields = {**(_derived(fields) if "grids" in fields else {}), **fields}
     if missing := [name for name in REQUIRED if name not in fields]:
         raise ConfigError(f"no field {missing[0]!r}")
-    known = {field.name for field in dataclasses.fields(Manifest)}
-    return Manifest(**{name: value for name, value in fields.items() if name in known})
+    return Manifest(**{name: value for name, value in fields.items() if name in FIELDS})
 
 
 def title(encodings: int, corpus: str) -> str:
