@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Self
 
-from experiments.running.configs.sweep import TrainingSweep
+from experiments.running.configs.sweep import TrainingSweep, encodings_field
 from pe_jax.config_fields import ascending, choice_field, int_field, ranged, real_field
 from pe_jax.encodings.registry import Spec
 from pe_jax.models.config import ModelConfig
@@ -32,21 +32,9 @@ class CompareConfig(TrainingSweep, Config):
     """
 
     workdir: str = ranged("runs/compare", "a path", bool)
-    encodings: tuple[str, ...] = ranged(
-        (
-            "nope",
-            "sinusoidal",
-            "learned(length={length})",
-            "shaw",
-            "transformer_xl",
-            "t5",
-            "buckets",
-            "deberta",
-            "rope",
-            "alibi",
-        ),
-        "at least one encoding",
-        lambda v: len(v) > 0,
+    encodings: tuple[str, ...] = encodings_field(
+        *("nope", "sinusoidal", "learned(length={length})", "shaw", "transformer_xl"),
+        *("t5", "buckets", "deberta", "rope", "alibi"),
     )
     baseline: str = ""
     reference: str = ""

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Self
 
-from experiments.running.configs.sweep import Sweep
+from experiments.running.configs.sweep import Sweep, encodings_field
 from pe_jax.config_fields import check_fields, choice_field, int_field, ranged, real_field
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 from pe_jax.validation import ConfigError
@@ -61,19 +61,15 @@ class ExtendConfig(Sweep):
         ("runs/train",), "at least one path", lambda v: len(v) > 0 and all(v)
     )
     trained: str = ranged("", "a path, or none", lambda v: isinstance(v, str))
-    encodings: tuple[str, ...] = ranged(
-        (
-            "rope",
-            "rope(base=5e5)",
-            *SCALED,
-            "rope+log_length",
-            "rerope(window={window})",
-            "self_extend(window={window},group={group})",
-            "dual_chunk(chunk_size={chunk},local_size={local})",
-            "nope",
-        ),
-        "at least one encoding",
-        lambda v: len(v) > 0,
+    encodings: tuple[str, ...] = encodings_field(
+        "rope",
+        "rope(base=5e5)",
+        *SCALED,
+        "rope+log_length",
+        "rerope(window={window})",
+        "self_extend(window={window},group={group})",
+        "dual_chunk(chunk_size={chunk},local_size={local})",
+        "nope",
     )
     reference: str = ""
     primary: str = choice_field("loss", ("loss", "passkeys"))

@@ -5,7 +5,7 @@ import functools
 import re
 from typing import Self
 
-from experiments.running.configs.sweep import TrialsConfig
+from experiments.running.configs.sweep import TrialsConfig, encodings_field
 from pe_jax.config_fields import ascending, choice_field, int_field, ranged
 from pe_jax.encodings.registry import Spec
 from pe_jax.training import digits, images
@@ -36,22 +36,18 @@ class ImagesConfig(TrialsConfig):
 
     workdir: str = ranged("runs/images", "a path", bool)
     images: str = choice_field("discs", tuple(IMAGES))
-    encodings: tuple[str, ...] = ranged(
-        (
-            "nope",
-            "sinusoidal_2d",
-            "learned_2d(height={side},width={side},stddev=0.5)",
-            "learned_2d(height={side},width={side},stddev=0.5)@resized",
-            "rope_2d(base=100.0)",
-            "rope_2d(base=100.0,normalized=True)@normalized",
-            "rope_mixed",
-            "rope_2d(base=100.0,normalized=True)@augmented",
-            "swin(height={side},width={side})",
-            "cpb(height={side},width={side},hidden=64)",
-            "alibi_2d",
-        ),
-        "at least one encoding",
-        lambda v: len(v) > 0,
+    encodings: tuple[str, ...] = encodings_field(
+        "nope",
+        "sinusoidal_2d",
+        "learned_2d(height={side},width={side},stddev=0.5)",
+        "learned_2d(height={side},width={side},stddev=0.5)@resized",
+        "rope_2d(base=100.0)",
+        "rope_2d(base=100.0,normalized=True)@normalized",
+        "rope_mixed",
+        "rope_2d(base=100.0,normalized=True)@augmented",
+        "swin(height={side},width={side})",
+        "cpb(height={side},width={side},hidden=64)",
+        "alibi_2d",
     )
     reference: str = ""
     sides: tuple[int, ...] = ranged(

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Self
 
 from experiments.running.configs.extend import SCALED
-from experiments.running.configs.sweep import Sweep
+from experiments.running.configs.sweep import Sweep, encodings_field
 from pe_jax.config_fields import (
     ascending,
     check_fields,
@@ -60,20 +60,16 @@ class ReleasedConfig(Sweep):
     checkpoint: str = ranged("smollm2", "a path, or the name of an embedded checkpoint", bool)
     data: str = ranged("text:novels", "text:DIR", lambda v: v.startswith("text:"))
     documents: int = int_field(0, 0)
-    encodings: tuple[str, ...] = ranged(
-        (
-            "rope",
-            "rope(base={larger_base})",
-            *SCALED,
-            "rerope(window={window})",
-            "self_extend(window={window},group={group})",
-            "dual_chunk(chunk_size={chunk},local_size={local})",
-            "rerope(window={length})@window={length}@sinks=4",
-            "nope",
-            "rope*3,nope",
-        ),
-        "at least one encoding",
-        lambda v: len(v) > 0,
+    encodings: tuple[str, ...] = encodings_field(
+        "rope",
+        "rope(base={larger_base})",
+        *SCALED,
+        "rerope(window={window})",
+        "self_extend(window={window},group={group})",
+        "dual_chunk(chunk_size={chunk},local_size={local})",
+        "rerope(window={length})@window={length}@sinks=4",
+        "nope",
+        "rope*3,nope",
     )
     reference: str = ""
     length: int = int_field(0, 0)

@@ -20,6 +20,11 @@ from pe_jax.validation import ConfigError
 REFERENCES = ("baseline", "reference")  # fields that name one of the encodings; the first if empty
 
 
+def encodings_field(*default: str) -> Any:
+    """A field for encodings, of which there is at least one."""
+    return ranged(default, "at least one encoding", lambda v: len(v) > 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Sweep:
     """Several encodings, and how their runs share the devices.
@@ -34,7 +39,7 @@ class Sweep:
       mesh: the devices.
     """
 
-    encodings: tuple[str, ...] = ranged(("rope",), "at least one encoding", lambda v: len(v) > 0)
+    encodings: tuple[str, ...] = encodings_field("rope")
     devices: str = choice_field("one", ("one", "all"))
     workers: int = int_field(0, 0)
     cluster: str = choice_field("", ("", "local", "ray"))
