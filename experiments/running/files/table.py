@@ -42,6 +42,8 @@ class Row(NamedTuple):
     status: str = "ok"
 
 
+NUMBERS = {"seed": int, "length": int}  # columns that a table has as text
+NUMBERS |= dict.fromkeys(("learning_rate", "encoding_rate", "position", "value"), float)
 Test = tuple[str, int]  # what was asked, and at which length
 Numbers = dict[Test, np.ndarray | str]  # of a run: float64 [parts or positions], or its status
 
@@ -75,26 +77,14 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 def read(path: Path) -> list[Row]:
     """The rows of a table; other columns than those of a row are left out."""
-
-    def number(text: str) -> float | None:
-        return float(text) if text else None
-
-    return [
-        Row(
-            x["scheme"],
-            x["variant"],
-            int(x["seed"]) if x["seed"] else None,
-            number(x["learning_rate"]),
-            number(x["encoding_rate"]),
-            x["test"],
-            int(x["length"]),
-            number(x["position"]),
-            number(x["value"]),
-            tuple(map(float, x["parts"].split(";"))) if x["parts"] else (),
-            x["status"],
-        )
-        for x in read_csv(path)
-    ]
+    rows = []
+    for line in read_csv(path):
+        cells: dict[str, Any] = {name: line[name] for name in Row._fields}
+        for name, kind in NUMBERS.items():
+            cells[name] = kind(cells[name]) if cells[name] else None
+        cells["parts"] = tuple(map(float, filter(None, cells["parts"].split(";"))))
+        rows.append(Row(**cells))
+    return rows
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
