@@ -90,7 +90,9 @@ def compare(spec: str, shape: Shape, options: dict, dtype: str, attend: Callable
     def dense(*call):
         if why := engine.refusal(*call):
             raise Refused(why)
-        return _in_float32(*call)
+        spec, terms, q, k, v = call
+        q, k = (side._replace(x=side.x.astype(jnp.float32)) for side in (q, k))
+        return reference.attend(spec, terms, q, k, v.astype(jnp.float32))
 
     def outcome(attend):
         return _outcome(encoding, shape, options, attend)
@@ -112,11 +114,6 @@ def compare(spec: str, shape: Shape, options: dict, dtype: str, attend: Callable
         wrong = self_check.beyond_rounding(measured, dtype, lambda: errors(tiled.attend))
     name, worst = self_check.worst(wrong or measured)
     return {"agrees": not wrong, "error": worst, "of": name}
-
-
-def _in_float32(spec, terms, q, k, v):
-    q, k = (side._replace(x=side.x.astype(jnp.float32)) for side in (q, k))
-    return reference.attend(spec, terms, q, k, v.astype(jnp.float32))
 
 
 def _outcome(encoding: Encoding, shape: Shape, options: dict, attend: Callable) -> Callable:

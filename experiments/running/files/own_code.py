@@ -25,7 +25,8 @@ OURS = tuple((ROOT / name).resolve() for name in ("pe_jax", "experiments"))
 def digests(patterns: Iterable[str]) -> dict[str, str]:
     """The names of the user's files that encodings use, and a SHA-256 for each; none: {}."""
     found: dict[Path, str] = {}
-    queue = [name for pattern in patterns for name in _modules(pattern)]
+    names = re.findall(r"\w+", " ".join(patterns))
+    queue = [ENCODINGS[name].__module__ for name in names if name in ENCODINGS]
     while queue:
         name = queue.pop()
         path = _file(name)
@@ -40,13 +41,6 @@ def digests(patterns: Iterable[str]) -> dict[str, str]:
             f"{named.get(path.name, '')}{digest}".encode()
         ).hexdigest()
     return named
-
-
-def _modules(pattern: str) -> Iterator[str]:
-    """The modules of the encodings that a pattern names."""
-    for name in re.findall(r"\w+", pattern):
-        if name in ENCODINGS:
-            yield ENCODINGS[name].__module__
 
 
 def _file(name: str) -> Path | None:
