@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from experiments.reporting import extension_report, outputs
 from experiments.running.configs.extend import ExtendConfig
+from experiments.running.extension import longrope_search
 from experiments.running.extension.bases import SHARED, Base, check_comparable, read_runs
 from experiments.running.extension.methods import extended, names
 from experiments.running.extension.runs import Methods, longer, needles, target
@@ -135,14 +136,10 @@ def main(config: ExtendConfig) -> None:
 
 def run_methods(methods: Methods, runs: driver.Driver) -> list[dict]:
     """Every entry's name, encoding and results by seed, for results.json: methods come first."""
-    config, specs, searched = methods.config, names(methods.config), None
-    if any("{searched}" in spec for spec in specs.values()):
-        searched = runs.run([methods.search()])["factors"].get("factors")
-        methods.has_factors = searched is not None
-    trained = methods.bases[0].trained(config.factor)
-    models = {
-        name: extended(spec, trained, searched and tuple(searched)) for name, spec in specs.items()
-    }
+    config, trained = methods.config, methods.bases[0].trained(methods.config.factor)
+    factors = longrope_search.needed(config, methods.search, runs)
+    methods.has_factors = factors is not None
+    models = {name: extended(spec, trained, factors) for name, spec in names(config).items()}
     models |= {name: runs[0].config.model.encoding for name, runs in methods.others.items()}
     results = runs.run(methods.work(name, encoding) for name, encoding in models.items())
     return [{"name": n, "encoding": models[n], "seeds": seeds} for n, seeds in results.items()]
@@ -154,9 +151,8 @@ def write_results(config: ExtendConfig, length: int, now: dict, entries: list[di
     names = ("plain", "tuned") if config.steps else ("plain",)
     schemes = {part: extension_report.schemes(entries, part) for part in names}
     page = extension_report.Page(config, length, target(config, length), schemes)
-    results: dict = {
-        "verdicts": {part: {x.name: x.words for x in page.judged(part)} for part in page.parts}
-    }
+    verdicts = {part: {x.name: x.words for x in page.judged(part)} for part in page.parts}
+    results: dict = {"verdicts": verdicts}
     if config.primary == "passkeys":
         results["differences"] = {part: page.passkey_differences(part) for part in page.parts}
     about = {"length": page.length, "target": page.target, "config": now}

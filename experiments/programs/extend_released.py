@@ -10,7 +10,7 @@ from absl import logging
 from experiments.reporting import outputs
 from experiments.reporting.released_report import ReleasedPage
 from experiments.running.configs.released import ReleasedConfig
-from experiments.running.extension import documents
+from experiments.running.extension import documents, longrope_search
 from experiments.running.extension.documents import Document
 from experiments.running.extension.haystacks import TASKS, Maker, vocabulary, with_answers
 from experiments.running.extension.methods import extended, filled
@@ -103,13 +103,11 @@ def main(config: ReleasedConfig) -> None:
 
 def run_methods(methods: ReleasedMethods, runs: driver.Driver) -> list[dict]:
     """Every method's name, spec, encoding and results by document."""
-    config, trained, searched = methods.config, methods.released.trained, None
-    if methods.needles is not None:
-        searched = runs.run([methods.search()])["factors"].get("factors")
-        methods.has_factors = searched is not None
+    config, trained = methods.config, methods.released.trained
+    factors = longrope_search.needed(config, methods.search, runs, methods.search_steps)
+    methods.has_factors = factors is not None
     names = short_names(["rope", *(filled(spec, trained) for spec in config.encodings)])
     listed = [(names[filled(spec, trained)], spec) for spec in config.encodings]
-    factors = searched and tuple(searched)
     encodings = {spec: extended(spec, trained, factors) for spec in config.encodings}
     results = runs.run(methods.work(name, spec, encodings[spec]) for name, spec in listed)
     return [

@@ -182,7 +182,7 @@ def test_a_method_that_fails_leaves_the_others_and_is_in_the_results(
         return evaluate(evaluator, *rest)
 
     monkeypatch.setattr(runs, "evaluate", fails)
-    monkeypatch.setattr(runs.Methods, "_search", lambda *_: 1 / 0)
+    monkeypatch.setattr(runs.Methods, "search", lambda *_: 1 / 0)
     (longrope,) = (e for e in ExtendConfig().encodings if "{searched}" in e)
     encodings = longrope, "rope", "rope(scaling=linear(factor={factor}))"
     config = settings(base, tmp_path, encodings=encodings, reference=longrope)
@@ -353,7 +353,7 @@ def test_factors_as_parameters_are_the_scaling_that_has_them(base):
     np.testing.assert_allclose(got, want, rtol=1e-5)
     assert in_answer.sum() == 5 * len(rows) and in_answer[:, -5:].all()
     worker = Worker("", plain.mesh, signals.Stop(), print)
-    found = runs.Methods(config, [owner], {}, source, {})._search(worker)
+    found = runs.Methods(config, [owner], {}, source, {}).search(worker)
     gain = LongRoPE((1.0,), (1.0,), L, factor=2.0).attention_factor
     least, *_, factors = found["tried"][0]
     free = Evaluator(longrope_search.with_factors(plain, gain), config.eval)

@@ -268,7 +268,7 @@ def test_a_method_that_fails_is_in_the_results_with_its_reason(settings, monkeyp
         return losses(reader, row, targets)
 
     monkeypatch.setattr(released_runs.Reader, "losses", fails)
-    monkeypatch.setattr(released_runs.ReleasedMethods, "_search", lambda *_: 1 / 0)
+    monkeypatch.setattr(released_runs.ReleasedMethods, "search", lambda *_: 1 / 0)
     config = settings(encodings=("rope", YARN, LONGROPE), lengths=(L, 2 * L), documents=2)
     with pytest.raises(SystemExit) as end:
         program.main(config)

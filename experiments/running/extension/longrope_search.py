@@ -18,6 +18,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from experiments.running.schedule.work import Run, Runs, Work, Worker
 from pe_jax.encodings.rope import RoPE, rotate
 from pe_jax.encodings.terms import Rotation
 from pe_jax.encodings.windowed import Windowed
@@ -138,6 +140,25 @@ def search(
         ]
     least, critical, _, factors = tried[0]
     return {"status": "ok", "factors": factors, "critical": critical, "loss": least, "tried": tried}
+
+
+def needed(
+    config: Any, search: Callable[[Worker], dict], driver: Any, steps: int = 0
+) -> tuple[float, ...] | None:
+    """The factors that methods of the config ask for; None if none does, or the search fails.
+
+    All results in a workdir share them, also after runs are added.
+    """
+    if not any("{searched}" in spec for spec in config.encodings):
+        return None
+
+    def runs() -> Runs[dict]:
+        file = Path(config.workdir) / "factors.json"
+        (result,) = yield [Run("LongRoPE's search", file, steps, search)]
+        return result
+
+    factors = driver.run([Work("factors", [steps], runs())])["factors"].get("factors")
+    return factors and tuple(factors)
 
 
 def frequencies(rope: RoPE, dim: int) -> np.ndarray:

@@ -136,24 +136,18 @@ class ReleasedMethods:
 
         self.model: Callable[[Mesh], Transformer] = model
 
-    def search(self) -> Work:
-        """LongRoPE's factors, searched once on another document."""
+    @property
+    def search_steps(self) -> int:
+        """The cost of the search."""
+        return cost(self.released.trained.target, self.config.search)
 
-        def runs() -> Runs[dict]:
-            file = Path(self.config.workdir) / "factors.json"
-            (result,) = yield [Run("LongRoPE's search", file, steps, self._search)]
-            return result
-
-        steps = cost(self.released.trained.target, self.config.search)
-        return Work("factors", [steps], runs())
-
-    def _search(self, worker: Worker) -> dict:
+    def search(self, worker: Worker) -> dict:
         """What `longrope_search.search` returns, on needles in another document.
 
         Each loss is kept in a file, so that a search that was stopped goes on.
         """
         trained, config = self.released.trained, self.config
-        report = Report(worker, cost(trained.target, config.search))
+        report = Report(worker, self.search_steps)
         assert self.needles is not None  # a method needs the factors
         row, in_answer = jnp.asarray(self.needles[0])[None], self.needles[1]
         in_answer = in_answer[in_answer.argmax() :]  # from the first answer on

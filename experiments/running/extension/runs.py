@@ -129,21 +129,8 @@ class Methods:
         self.passkeys, self.has_factors = passkeys, True
         self.parts = {"plain": 0} | ({"tuned": config.steps} if config.steps else {})
 
-    def search(self) -> Work:
-        """LongRoPE's factors, searched once on the first run.
-
-        All results in a workdir share them, also after runs are added.
-        """
-
-        def runs() -> Runs[dict]:
-            file = Path(self.config.workdir) / "factors.json"
-            (result,) = yield [Run("LongRoPE's search", file, 0, self._search)]
-            return result
-
-        return Work("factors", [0], runs())
-
-    def _search(self, worker: Worker) -> dict:
-        """What `longrope_search.search` returns, on passkeys in training text."""
+    def search(self, worker: Worker) -> dict:
+        """What `longrope_search.search` returns for the first run, on passkeys in training text."""
         logging.info("Searching LongRoPE's factors: about %d lists", self.config.search)
         base, factor = self.bases[0], self.config.factor
         model, length = base.config.model, base.config.length
