@@ -32,29 +32,28 @@ from pe_jax.hf.families import MLA, NEAREST
 
 LENGTH, TOLERANCE = 23, 2e-5
 NORMS = ("q_norm", "q_layernorm", "query_layernorm", "qk_norm", "q_b_norm")
-ONES = "num_experts_per_tok n_group topk_group moe_k moe_topk n_shared_experts"
-ONES = f"{ONES} moe_num_shared_experts mamba_n_groups n_groups mamba_ngroups num_mem_blocks"
-TWOS = "num_attention_heads num_key_value_heads n_head n_heads num_heads num_experts"
-TWOS = f"{TWOS} num_local_experts n_routed_experts moe_num_experts index_n_heads linear_num_heads"
-TWOS = f"{TWOS} encoder_attention_heads decoder_attention_heads linear_num_key_heads"
-TWOS = f"{TWOS} linear_num_value_heads expert_layer_period"
-SIXES = "num_hidden_layers n_layer n_layers num_layers first_k_dense_replace num_dense_layers"
-SIXES = f"{SIXES} moe_layer_start_index attention_chunk_size"
-EIGHTS = "q_lora_rank kv_lora_rank qk_rope_head_dim linear_key_head_dim linear_value_head_dim"
-EIGHTS = f"{EIGHTS} linear_head_dim mamba_d_state ssm_state_size laurel_rank"
-SIXTEENS = "intermediate_size moe_intermediate_size shared_expert_intermediate_size v_head_dim"
-SIXTEENS = f"{SIXTEENS} shared_intermediate_size qk_nope_head_dim index_head_dim ffn_dim d_ff"
-SIXTEENS = f"{SIXTEENS} intermediate_size_mlp encoder_ffn_dim decoder_ffn_dim"
-THIRTY_TWOS = "head_dim kv_channels global_head_dim d_kv vocab_size vocab_size_per_layer_input"
-THIRTY_TWOS = f"{THIRTY_TWOS} mamba_d_head mamba_head_dim mamba_headdim"
-WIDTHS = "hidden_size n_embd d_model lru_width embedding_size"
-SIZES = {1: ONES, 2: TWOS, 6: SIXES, 8: EIGHTS, 16: SIXTEENS, 32: THIRTY_TWOS, 64: WIDTHS}
-SIZES |= {
+SIZES = {
     0: "num_kv_shared_layers pad_token_id",
+    1: """num_experts_per_tok n_group topk_group moe_k moe_topk n_shared_experts n_groups
+      moe_num_shared_experts mamba_n_groups mamba_ngroups num_mem_blocks""",
+    2: """num_attention_heads num_key_value_heads n_head n_heads num_heads num_experts
+      num_local_experts n_routed_experts moe_num_experts index_n_heads linear_num_heads
+      encoder_attention_heads decoder_attention_heads linear_num_key_heads
+      linear_num_value_heads expert_layer_period""",
     3: "encoder_layers decoder_layers",
     4: "hidden_size_per_layer_input mamba_n_heads mamba_num_heads n_mamba_heads mamba_dt_rank",
     5: "sliding_window attention_window_size",
+    6: """num_hidden_layers n_layer n_layers num_layers first_k_dense_replace num_dense_layers
+      moe_layer_start_index attention_chunk_size""",
+    8: """q_lora_rank kv_lora_rank qk_rope_head_dim linear_key_head_dim linear_value_head_dim
+      linear_head_dim mamba_d_state ssm_state_size laurel_rank""",
     10: "local_attention",
+    16: """intermediate_size moe_intermediate_size shared_expert_intermediate_size v_head_dim
+      shared_intermediate_size qk_nope_head_dim index_head_dim ffn_dim d_ff
+      intermediate_size_mlp encoder_ffn_dim decoder_ffn_dim""",
+    32: """head_dim kv_channels global_head_dim d_kv vocab_size vocab_size_per_layer_input
+      mamba_d_head mamba_head_dim mamba_headdim""",
+    64: "hidden_size n_embd d_model lru_width embedding_size",
     128: "mamba_d_ssm",
 }
 TINY = {name: size for size, names in SIZES.items() for name in names.split()}
@@ -71,9 +70,8 @@ INDEXER |= {"indexer_kv_heads": 1, "indexer_head_dim": 32}
 HALF = {n: TINY[n] for n in "hidden_size num_hidden_layers head_dim intermediate_size".split()}
 HALF |= {n: TINY[n] for n in "num_attention_heads num_key_value_heads vocab_size".split()}
 HALF |= {"sliding_window": TINY["sliding_window"], "layer_types": ["sliding_attention", FULL] * 3}
-OWN: dict[
-    str, dict[str, Any]
-] = {  # what else these need to be small and to have both types of layer
+# What else these need to be small and to have both types of layer.
+OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 4]},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * 6},
     "granitemoehybrid": {"layer_types": SOME, "position_embedding_type": "rope"},
