@@ -212,9 +212,8 @@ def differences_title(
     lost = [n for n, kind in first.items() if kind == HIGHER and last[n] not in not_lost]
     if parts:
         ends = _sentence(f"{', '.join(parts)} at {lengths[-1]:,} tokens")
-        return ends + f"; no lead of {reference} over {listed(lost, count)} is shown there" * bool(
-            lost
-        )
+        over = f"; no lead of {reference} over {listed(lost, count)} is shown there"
+        return ends + over * bool(lost)
     if lost:
         over = listed(lost, count)
         return f"No lead of {reference} over {over} is shown at {lengths[-1]:,} tokens any more"

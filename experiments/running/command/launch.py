@@ -189,9 +189,7 @@ def _start(main: Callable[[Any], None], arguments: Sequence[str], repeated: Sequ
             raise ConfigError(f"{arguments[0]!r} is not a flag; {ADVICE}")
         config = overridden(config_files.final(flags.FLAGS.config), repeated)
         config = config.check()
-        if (
-            paths.is_bucket(config.workdir) and type(config) is Config
-        ):  # other programs need a folder
+        if type(config) is Config and paths.is_bucket(config.workdir):  # others need a folder
             paths.check_bucket(paths.folder(config.workdir))
         else:
             workdir = paths.local("workdir", config.workdir).absolute()

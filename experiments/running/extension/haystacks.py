@@ -108,9 +108,8 @@ class Maker:
         if count < 0:
             fix = f"what is hidden takes {size - count:,} tokens; leave such lengths or tasks out"
             raise ConfigError(f"lengths: {size:,} tokens of text: {fix}")
-        text = (
-            self._noise(count) if filler == "noise" else self.document.tokens(count, self.longest)
-        )
+        noise = filler == "noise"
+        text = self._noise(count) if noise else self.document.tokens(count, self.longest)
         ends = self._sentence_ends(text)
         placed = []
         for depth, piece in zip(depths, pieces, strict=True):
@@ -189,10 +188,9 @@ def with_answers(maker: Maker, size: int) -> tuple[np.ndarray, np.ndarray]:
     opening = "Some secret numbers are in this text. Remember them.\n\n"
     depths = spread(rng, len(statements))
     text = maker.planted(opening, statements, depths, "text", size - len(asked))
-    in_answer = [np.full(len(part), n % 2 == 1) for n, part in enumerate(parts)]
-    return np.concatenate([text, asked]), np.concatenate(
-        [np.zeros(len(text) - 1, bool), *in_answer]
-    )
+    in_answer = [np.zeros(len(text) - 1, bool)]
+    in_answer += [np.full(len(part), n % 2 == 1) for n, part in enumerate(parts)]
+    return np.concatenate([text, asked]), np.concatenate(in_answer)
 
 
 def _secret(test: str, key: str, value: str) -> Question:

@@ -37,9 +37,8 @@ def digests(patterns: Iterable[str]) -> dict[str, str]:
             queue += filter(None, others)
     named: dict[str, str] = {}
     for path, digest in sorted(found.items()):  # of one name, as __init__.py: one digest of all
-        named[path.name] = hashlib.sha256(
-            f"{named.get(path.name, '')}{digest}".encode()
-        ).hexdigest()
+        both = f"{named.get(path.name, '')}{digest}"
+        named[path.name] = hashlib.sha256(both.encode()).hexdigest()
     return named
 
 

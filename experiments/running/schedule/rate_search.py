@@ -31,11 +31,9 @@ def grid(config: TrainingSweep, spec: str) -> list[Pair]:
     sizes = [e.layer_dims(config.model.dims) for e in pattern]
     drawn = zip(pattern, sizes, strict=True)
     shapes = [jax.eval_shape(lambda e=e, n=n: e.init(jax.random.key(0), n)) for e, n in drawn]
-    optimizer = config.optimizer
-    multiples = (
-        (config.encoding_rates or (optimizer.encoding_rate,)) if jax.tree.leaves(shapes) else (1.0,)
-    )
-    rates = config.rates or (optimizer.learning_rate,)
+    rates = config.rates or (config.optimizer.learning_rate,)
+    multiples = config.encoding_rates or (config.optimizer.encoding_rate,)
+    multiples = multiples if jax.tree.leaves(shapes) else (1.0,)
     return [(float(rate), float(multiple)) for rate in rates for multiple in multiples]
 
 
@@ -47,9 +45,8 @@ def best(losses: Losses) -> Pair:
 def neighbours(tried: Iterable[Pair], pair: Pair) -> list[Pair]:
     """The pairs next to `pair`, in each direction in which several values were tried."""
     rates, multiples = (sorted({p[k] for p in tried}) for k in (0, 1))
-    return [(rate, pair[1]) for rate in _beside(rates, pair[0])] + [
-        (pair[0], multiple) for multiple in _beside(multiples, pair[1])
-    ]
+    beside = [(rate, pair[1]) for rate in _beside(rates, pair[0])]
+    return beside + [(pair[0], multiple) for multiple in _beside(multiples, pair[1])]
 
 
 def _beside(values: list[float], value: float) -> list[float]:
