@@ -28,6 +28,7 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 from PIL import Image
+from scipy.optimize import isotonic_regression
 
 from experiments.reporting.results import Cell, Scheme
 from experiments.reporting.scheme_styles import PALETTE, Style, style
@@ -244,13 +245,7 @@ def keep_apart(heights: ArrayLike, gap: float, low: float, high: float) -> np.nd
     order = np.argsort(heights, kind="stable")
     gap = min(gap, (high - low) / max(len(order) - 1, 1))
     steps = gap * np.arange(len(order))
-    blocks: list[list[float]] = []  # pool adjacent violators on what remains without the gaps
-    for value in np.asarray(heights, float)[order] - steps:
-        blocks.append([value, 1.0])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (a, n), (b, m) = blocks.pop(-2), blocks.pop()
-            blocks.append([(a * n + b * m) / (n + m), n + m])
-    flat = np.concatenate([np.full(int(n), value) for value, n in blocks] or [np.empty(0)])
+    flat = isotonic_regression(np.asarray(heights, float)[order] - steps).x  # without the gaps
     positions = np.empty(len(order))
     positions[order] = np.clip(flat, low, max(high - gap * (len(order) - 1), low)) + steps
     return positions
