@@ -47,7 +47,7 @@ from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.optimizer import is_encoding
 from pe_jax.training.sharding import path_name
 from pe_jax.training.step import Trainer
-from pe_jax.validation import ConfigError
+from pe_jax.validation import refuse
 
 
 def check_evaluation(config: CompareConfig) -> EvalConfig:
@@ -129,10 +129,9 @@ def check_questions(config: CompareConfig, source: Source) -> None:
     task = source.corpus
     for length in (config.length, config.eval.lengths[-1]):
         if isinstance(task, tasks.Task) and task.longest and not task.fills(length + 1):
-            raise ConfigError(
-                f"eval.lengths={config.eval.lengths}, length={config.length}: rows of {task.name}"
-                f" have at most {task.decoded(task.longest) - 1} tokens; pass no more"
-            )
+            most = task.decoded(task.longest) - 1
+            fix = f"rows of {task.name} have at most {most} tokens; pass no more"
+            refuse(f"eval.lengths={config.eval.lengths}, length", config.length, fix)
 
 
 class SchemeRuns:
@@ -379,8 +378,7 @@ def look(config: CompareConfig) -> None:
     workdir = Path(config.workdir)
     with one_line_errors():
         if config.cluster:
-            fix = "a last look is one process; leave it out"
-            raise ConfigError(f"cluster={config.cluster!r}: {fix}")
+            refuse("cluster", config.cluster, "a last look is one process; leave it out")
         config, (source, _), _, evaluators, about, meshes = opened(config)
         text = kept_text(config, source)
         about["looks"].append({"command": about["command"], "windows": len(text)})
@@ -408,11 +406,9 @@ def kept_text(config: CompareConfig, source: Source) -> np.ndarray:
       ConfigError: no files are kept, or a run is missing.
     """
     if not config.eval.kept:
-        raise ConfigError("eval.kept=(): no files were kept for a last look; name them before runs")
+        refuse("eval.kept", (), "no files were kept for a last look; name them before runs")
     for path in (run_path(spec, seed) for spec in config.encodings for seed in config.every_seed):
         if not Path(config.workdir, path, results.EVALUATION).exists():
-            raise ConfigError(
-                f"workdir={config.workdir!r}: {path} is not finished; finish it first"
-            )
+            refuse("workdir", config.workdir, f"{path} is not finished; finish it first")
     _, kept = source.corpus.apart(config.eval.split, config.eval.kept)
     return data.windows(kept, source.tokens, dataclasses.replace(config.eval, kept=()))

@@ -8,7 +8,7 @@ from pe_jax.config_fields import ascending, choice_field, int_field, ranged, rea
 from pe_jax.encodings.registry import Spec
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import PROTOCOLS, Config
-from pe_jax.validation import ConfigError
+from pe_jax.validation import refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,32 +52,27 @@ class CompareConfig(TrainingSweep, Config):
         """Checks every model as `Config.check` does, and that both questions can be answered."""
         if self.checkpoint:
             fix = "a comparison trains models from the start; pass it to experiments.train"
-            raise ConfigError(f"checkpoint={self.checkpoint!r}: {fix}")
+            refuse("checkpoint", self.checkpoint, fix)
         filled = super().check()
         self.check_seeds()
         if len({*filled.encodings}) < len(self.encodings):
-            raise ConfigError(f"encodings={self.encodings}: name each once")
+            refuse("encodings", self.encodings, "name each once")
         on_text = not self.data.startswith("synthetic:")
         if self.length not in self.eval.lengths:
-            raise ConfigError(
-                f"eval.lengths={self.eval.lengths}: add length={self.length}, of the secondary"
-                " question"
-            )
+            fix = f"add length={self.length}, of the secondary question"
+            refuse("eval.lengths", self.eval.lengths, fix)
         if self.protocol not in (PROTOCOLS if on_text else PROTOCOLS[:1]):
-            raise ConfigError(
-                f"protocol={self.protocol!r}: a task has no text to slide over; pass {PROTOCOLS[0]}"
-            )
+            fix = f"a task has no text to slide over; pass {PROTOCOLS[0]}"
+            refuse("protocol", self.protocol, fix)
         chosen = bool(self.rates or self.encoding_rates)
         if chosen and on_text and self.eval.split == "validation":
-            raise ConfigError(
-                "eval.split='validation': the rates are chosen there; pass eval.split=test"
-            )
+            fix = "the rates are chosen there; pass eval.split=test"
+            refuse("eval.split", self.eval.split, fix)
         if chosen and self.optimizer.warmup > self.rate_steps:
-            least = f"optimizer.warmup={self.optimizer.warmup}"
-            raise ConfigError(f"rate_steps={self.rate_steps}: must be at least {least}")
+            fix = f"must be at least optimizer.warmup={self.optimizer.warmup}"
+            refuse("rate_steps", self.rate_steps, fix)
         if self.timing_lengths and self.mesh.seq != 1:
-            fix = "decoding takes no mesh.seq; leave it ()"
-            raise ConfigError(f"timing_lengths={self.timing_lengths}: {fix}")
+            refuse("timing_lengths", self.timing_lengths, "decoding takes no mesh.seq; leave it ()")
         return filled.resolved()
 
     def models(self) -> list[ModelConfig]:

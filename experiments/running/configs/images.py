@@ -9,7 +9,7 @@ from experiments.running.configs.sweep import TrialsConfig, encodings_field
 from pe_jax.config_fields import ascending, choice_field, int_field, ranged
 from pe_jax.encodings.registry import Spec
 from pe_jax.training import digits, images
-from pe_jax.validation import ConfigError
+from pe_jax.validation import ConfigError, refuse
 
 IMAGES = {"discs": images, "digits": digits}
 CONVENTIONS = ("index", "normalized", "augmented", "resized")
@@ -65,8 +65,7 @@ class ImagesConfig(TrialsConfig):
             raise ConfigError("model.causal=True: pass False, every patch sees all others")
         least = IMAGES[self.images].MIN_SIDE
         if self.sides[0] < least:
-            what = f"images={self.images!r} need at least {least}"
-            raise ConfigError(f"sides={self.sides}: {what} pixels")
+            refuse("sides", self.sides, f"images={self.images!r} need at least {least} pixels")
         if any(side % self.patch for side in self.sides):
             raise ConfigError(f"sides={self.sides}: must be multiples of patch={self.patch}")
         for spec, convention in filled.entries:

@@ -15,7 +15,7 @@ from pe_jax.config_fields import (
 from pe_jax.encodings.registry import Spec
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import MeshConfig, OptimizerConfig
-from pe_jax.validation import ConfigError
+from pe_jax.validation import refuse
 
 REFERENCES = ("baseline", "reference")  # fields that name one of the encodings; the first if empty
 
@@ -132,9 +132,8 @@ class TrainingSweep(Sweep):
     def check_seeds(self) -> None:
         """Raises ConfigError where the last of the seeds is out of range."""
         if self.every_seed.stop > 2**31:
-            raise ConfigError(
-                f"seeds={self.seeds}: at most {2**31 - self.seed}, as seed={self.seed} is the first"
-            )
+            fix = f"at most {2**31 - self.seed}, as seed={self.seed} is the first"
+            refuse("seeds", self.seeds, fix)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from experiments.running.configs.sweep import TrialsConfig
 from pe_jax import position_schemes
 from pe_jax.config_fields import ascending, choice_field, different, int_field, ranged
 from pe_jax.training import tasks
-from pe_jax.validation import ConfigError, nearest
+from pe_jax.validation import ConfigError, nearest, refuse
 
 MEASURES = ("tokens", "answers")  # in the order of a score's two numbers
 
@@ -93,10 +93,9 @@ class TasksConfig(TrialsConfig):
                 width = task.read(self.length, model.causal)
                 scheme.check_trained_on(width, positions)
                 if not scheme.fits(width, limit):
-                    raise ConfigError(
-                        f"length={self.length}: a row of {task.short} has {width} tokens, more than"
-                        f" {spec!r} or positions={positions!r} defines; shorten it, or raise those"
-                    )
+                    what = f"a row of {task.short} has {width} tokens, more than {spec!r} or"
+                    fix = f"positions={positions!r} defines; shorten it, or raise those"
+                    refuse("length", self.length, f"{what} {fix}")
         return filled.resolved()
 
     def entries(self) -> list[tuple[str, str]]:

@@ -33,7 +33,7 @@ from pe_jax.training import data, passkeys
 from pe_jax.training.config import Config
 from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.step import State, Trainer
-from pe_jax.validation import ConfigError
+from pe_jax.validation import ConfigError, refuse
 
 OTHER_DATA = 2**30  # added to a run's seed, so that the fine-tune gets other rows
 
@@ -49,10 +49,8 @@ def target(config: ExtendConfig, length: int) -> int:
         raise ConfigError(f"factor={config.factor}: times the run's length={length} must be whole")
     for needed in (length, int(target_length)):
         if needed not in config.eval.lengths:
-            raise ConfigError(
-                f"eval.lengths={config.eval.lengths}: add {needed}; the run's length is {length},"
-                f" the target {int(target_length)}"
-            )
+            what = f"the run's length is {length}, the target {int(target_length)}"
+            refuse("eval.lengths", config.eval.lengths, f"add {needed}; {what}")
     return int(target_length)
 
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from experiments.running.configs.sweep import Sweep
 from pe_jax.training import sharding
-from pe_jax.validation import ConfigError
+from pe_jax.validation import ConfigError, refuse
 
 
 def cores() -> int:
@@ -47,24 +47,20 @@ def run_meshes(config: Sweep) -> list[Mesh]:
     described = f"{len(devices)} × {devices[0].device_kind}"
     if config.devices == "all":
         if config.workers > 1:
-            raise ConfigError(
-                f"workers={config.workers}: runs that take all devices go one after the other;"
-                " leave it 0, or pass --config.devices=one"
-            )
+            fix = "runs that take all devices go one after the other; leave it 0, or pass"
+            refuse("workers", config.workers, f"{fix} --config.devices=one")
         mesh = sharding.make_mesh(config.mesh)
         logging.info("Each run takes all of %s, one run after the other", described)
         return [mesh]
     for axis in sharding.AXES:
         if (size := getattr(config.mesh, axis)) not in (1, -1):
-            raise ConfigError(
-                f"mesh.{axis}={size}: each run has one device; pass --config.devices=all"
-            )
+            refuse(f"mesh.{axis}", size, "each run has one device; pass --config.devices=all")
     default = {"cpu": cores(), "gpu": 1}.get(devices[0].platform, len(devices))
     count = config.workers or default
     if devices[0].platform == "gpu" and max(count, len(devices)) > 1:
         other = "pass --config.cluster=local, for a process per GPU, or --config.devices=all"
         if count > 1:
-            raise ConfigError(f"workers={count}: on GPUs a process has one run at a time; {other}")
+            refuse("workers", count, f"on GPUs a process has one run at a time; {other}")
         logging.warning("One of %s is used: %s", described, other)
     logging.info("%d runs side by side, each on one of %s", count, described)
     chosen = itertools.islice(itertools.cycle(devices), count)

@@ -40,7 +40,7 @@ from pe_jax.training.evaluate import Evaluator, pieces
 from pe_jax.training.metrics import Metrics
 from pe_jax.training.optimizer import schedule
 from pe_jax.training.step import State, Trainer
-from pe_jax.validation import ConfigError
+from pe_jax.validation import ConfigError, refuse
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 AHEAD = 2  # steps that the host is ahead: one runs, the next is queued, and the device never waits
@@ -158,9 +158,7 @@ def open_source(config: Config, *evaluations: EvalConfig) -> tuple[Source, ...]:
     if isinstance(corpus, tasks.Task):
         if not corpus.fitting(config.eval.lengths[0] + 1):
             least = corpus.decoded(corpus.shortest) - 1
-            raise ConfigError(
-                f"eval.lengths={config.eval.lengths}: {corpus.name} needs at least {least}"
-            )
+            refuse("eval.lengths", config.eval.lengths, f"{corpus.name} needs at least {least}")
         return tuple(Source(corpus, None, None, k) for k in range(len(evaluations)))
     tokens = tokenizer.get(config.tokenizer)
     texts = {x: data.windows(corpus, tokens, x) for x in {*evaluations}}
@@ -193,11 +191,9 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Trainer:
     scheme = trainer.position_scheme
     limit = position_schemes.position_limit(config.model.pattern)
     if not scheme.fits(config.length, limit):
-        raise ConfigError(
-            f"length={config.length}: {config.model.encoding!r} is defined for {limit} positions,"
-            f" {config.positions} has {scheme.bound(config.length)};"
-            " shorten them or lengthen the table"
-        )
+        what = f"{config.model.encoding!r} is defined for {limit} positions, {config.positions} has"
+        fix = "shorten them or lengthen the table"
+        refuse("length", config.length, f"{what} {scheme.bound(config.length)}; {fix}")
     return trainer
 
 
