@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pe_jax import hf
 from pe_jax.hf import FAMILIES
 
 PAGE = Path(__file__).parents[1] / "docs" / "cookbook.md"
@@ -126,7 +127,9 @@ class Row:
             config |= dict.fromkeys(LAYERS, self.layers)
             config |= {f"{stack}_attention_heads": 2 for stack in STACKS}
             config |= {f"{stack}_layers": self.layers for stack in STACKS}
-        return config | self.config
+        read = hf.encodings(config | self.config)
+        spelled = {key for layer in read for key in layer.extras.unread}  # as other families do
+        return {key: x for key, x in config.items() if key not in spelled} | self.config
 
     @property
     def checked(self) -> str:
