@@ -1,6 +1,7 @@
 """The gated delta rule against arXiv 2412.06464, and a model with layers of it."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -86,6 +87,14 @@ def test_gradients_are_those_of_the_recurrence(channels, monkeypatch):
         return jax.jit(jax.grad(loss, argnums=range(5)))(*arrays)
 
     assert_close(gradients(gated_delta.delta_rule), gradients(recurrence), 1e-5)
+
+
+@BOTH
+def test_it_is_exported_for_any_batch_and_length(channels):
+    arrays, sizes = inputs(70, channels), jax.export.symbolic_shape("b, t")
+    shapes = [jax.ShapeDtypeStruct((*sizes, *x.shape[2:]), x.dtype) for x in arrays]
+    exported = jax.export.export(jax.jit(gated_delta.delta_rule))(*shapes)
+    assert_close(exported.call(*arrays), gated_delta.delta_rule(*arrays))
 
 
 def test_keys_that_are_all_alike_lose_no_precision():
