@@ -97,6 +97,13 @@ def test_it_is_exported_for_any_batch_and_length(channels):
     assert_close(exported.call(*arrays), gated_delta.delta_rule(*arrays))
 
 
+def test_a_model_is_exported_for_any_batch_and_length():
+    built, _ = tiny.build(MODEL)
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, t"), np.int32)
+    exported, rows = jax.export.export(jax.jit(lambda x: built(x)))(shape), tiny.tokens(2, 9)
+    assert_close(exported.call(rows), built(rows))
+
+
 def test_keys_that_are_all_alike_lose_no_precision():
     """The powers of that triangle have binomial coefficients, of 4e17 for 64 tokens."""
     q, k, v, log_decay, beta = inputs(128)
