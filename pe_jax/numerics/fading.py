@@ -78,6 +78,7 @@ def near(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> 
     """
     token = jnp.arange(q.shape[-2], dtype=jnp.int32)
 
+    @jax.checkpoint  # else the gradient keeps what fades of every halving
     def halved(scores, level):
         half = token >> level
         middle = jnp.minimum((half | 1) << level, token[-1])
