@@ -70,8 +70,9 @@ def delta_rule(
     """
     q, k, v, log_decay, beta = (jnp.asarray(x, jnp.float32) for x in (q, k, v, log_decay, beta))
     batch, length, _, width = q.shape
-    short = not jax.export.is_symbolic_dim(length) and length < CHUNK
-    size = 1 << (length - 1).bit_length() if short else CHUNK
+    size = CHUNK
+    if not jax.export.is_symbolic_dim(length):
+        size = min(CHUNK, 1 << (length - 1).bit_length())
     count = -(-length // size)
 
     def chunks(x: jax.Array, mode: str = "constant") -> jax.Array:
