@@ -106,6 +106,19 @@ def test_nor_does_decoding(case):
     narrow(run, util.random_params(case.encoding), util.inputs())
 
 
+@pytest.mark.parametrize("scheme", ["wall", "path", "cope"])
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+def test_nor_do_rows_of_more_tokens_than_one_block(scheme, engine):
+    encoding = pe_jax.make(scheme)
+
+    def run(params, q):
+        how = {"encoding": encoding, "params": params, "x": util.flat(q)}
+        return pe_jax.attention(q, q, q, implementation=engine, **how)
+
+    q = jnp.asarray(util.noise(1, 65, H, E), HALF)
+    narrow(run, util.random_params(encoding, pe_jax.Dims(H * E, H, H, E)), q)
+
+
 @pytest.mark.parametrize("case", util.SINGLE, ids=str)
 def test_nor_do_terms_at_the_positions_of_one_row(case):
     """Positions [T], without the batch of the tokens [B, T, …]."""
@@ -181,7 +194,10 @@ def test_each_parameter_is_an_array_of_its_own():
         assert len({id(x) for x in arrays}) == len(arrays), name
 
 
-@pytest.mark.parametrize("spec", [*tiny.SPECS.values(), "gated_delta,rope+key_offset"])
+@pytest.mark.parametrize(
+    "spec",
+    [*tiny.SPECS.values(), "gated_delta,rope+key_offset", "gated_delta(decay=channel),nope"],
+)
 def test_a_model_trains_and_generates(spec):
     config = tiny.config(spec, dropout=0.1)
     graph, shapes = tiny.abstract_terms(config)

@@ -62,6 +62,14 @@ def test_every_parameter_of_every_model_has_a_rule(name, images, mesh):
         where.shard_shape(x.shape)  # raises where a size does not divide
 
 
+def test_heads_of_a_model_that_fits_need_not_divide_over_fsdp(mesh):
+    config = tiny.config("gated_delta(decay=channel)", width=24)
+    sharding.check_fits(config, 8, mesh, {})
+    _, shapes = tiny.abstract_terms(config)
+    found = sharding.parameter_shardings(shapes, mesh, config)
+    jax.tree.map(lambda x, at: at.shard_shape(x.shape), shapes, found)
+
+
 @pytest.mark.parametrize(
     "path", ["blocks/0/experts/up/kernel", "blocks/0/mlp/up/kernels", "pooler/kernel"]
 )

@@ -15,6 +15,7 @@ B batch, T tokens, H heads, E width of q and k, F width of v, C channels, N chun
 import dataclasses
 
 import jax
+import jax.export
 import jax.numpy as jnp
 
 from pe_jax.config_fields import choice_field, int_field
@@ -68,14 +69,16 @@ def delta_rule(
       float32 [B, T, H, F], and the state after the last token [B, H, E, F].
     """
     q, k, v, log_decay, beta = (jnp.asarray(x, jnp.float32) for x in (q, k, v, log_decay, beta))
-    batch, length, heads, width = q.shape
-    size = min(CHUNK, 1 << (length - 1).bit_length())
-    padding = -length % size
+    batch, length, _, width = q.shape
+    size = CHUNK
+    if not jax.export.is_symbolic_dim(length):
+        size = min(CHUNK, 1 << (length - 1).bit_length())
+    count = -(-length // size)
 
     def chunks(x: jax.Array, mode: str = "constant") -> jax.Array:
         """[B, T, H, …] → [N, B, H, L, …]."""
-        x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2), mode)
-        x = x.reshape(batch, -1, size, *x.shape[2:])
+        x = jnp.pad(x, [(0, 0), (0, count * size - length)] + [(0, 0)] * (x.ndim - 2), mode)
+        x = x.reshape(batch, count, size, *x.shape[2:])
         return jnp.moveaxis(x, (1, 2), (0, 3)) if x.ndim > 3 else jnp.moveaxis(x, 1, 0)[:, :, None]
 
     documents = jnp.zeros((1, length), jnp.int32) if documents is None else documents
@@ -118,7 +121,7 @@ def delta_rule(
     queries, keys = from_state * queries, to_end * keys
     inputs = (learned, dropped, weights, queries, keys, from_state[..., -1, :])
     state, out = jax.lax.scan(step, jnp.asarray(state), inputs)
-    out = jnp.moveaxis(out, (0, 3), (1, 2)).reshape(batch, -1, heads, v.shape[-1])
+    out = jnp.moveaxis(out, (0, 3), (1, 2)).reshape(batch, count * size, *v.shape[2:])
     return out[:, :length], state
 
 

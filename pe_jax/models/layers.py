@@ -215,7 +215,7 @@ class Recurrence(Attention):
         """
         if isinstance(layout, BlockPermuted):
             raise ConfigError("layout: a recurrent layer reads whole rows in order; use mesh.seq=1")
-        past = self.empty_cache(len(x)) if cache is None else cache
+        past = self.empty_cache(x.shape[0]) if cache is None else cache
         if segments is None:
             y, past = self._tokens(x, None, None, past)
             return self.out(y), None if cache is None else past

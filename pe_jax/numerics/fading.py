@@ -7,15 +7,14 @@ has it: E rounded sums, then what they rounded off. exp(P_i) alone would vanish 
 overflow. At a token M between the two the factor is exp(-|P_i - M|)·exp(-|M - P_j|), neither of
 which exceeds 1: products of one side's vectors with the other's give all pairs that M parts.
 
-B batch, H heads, T queries, S keys, E channels; q [B, H, T, E], k [B, H, S, E], their states 2E.
+B batch, H heads, T queries, S keys, E channels; q [B, H, T, E], k [B, H, S, E], their states 2E,
+all float32.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pe_jax.numerics.arrays import varying_like
+from pe_jax.numerics.arrays import align, varying_like
 from pe_jax.numerics.products import einsum
 from pe_jax.numerics.running_sums import difference
 
@@ -28,18 +27,21 @@ def before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -
     The fade of a pair is that from the key to the first query times that from there on.
     """
     first = q_state[:, :, :1]
-    queries, keys = _faded_to(first, q, q_state, 1), _faded_to(first, k, k_state, -1)
+    queries, keys = _faded_to(first, q, q_state, True), _faded_to(first, k, k_state, False)
     return einsum("bhre,bhce->bhrc", queries, keys)
 
 
-def _faded_to(middle: jax.Array, x: jax.Array, state: jax.Array, sign: Any) -> jax.Array:
-    """x·exp(-|P - M|) for tokens after the one with the sums M (sign 1) and before it (-1).
+def _faded_to(
+    middle: jax.Array, x: jax.Array, state: jax.Array, after: jax.Array | bool
+) -> jax.Array:
+    """x·exp(-|P - M|) for tokens `after` the one with the sums M, and for those before it.
 
     The product of two such on either side of M does not depend on M, which gets no gradient.
     Padding at the end of a row, whose sums are 0, does not matter.
     """
     sums, at_middle = (jnp.split(y, 2, axis=-1) for y in (state, jax.lax.stop_gradient(middle)))
-    change = sign * difference(sums, at_middle)
+    change = difference(sums, at_middle)
+    change = jnp.where(align(after, change), change, -change)
     return x * jnp.exp(jnp.where(change > 0, 0, change))
 
 
@@ -52,13 +54,15 @@ def in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array)
     blocks = 1 << (-(-length // NEAR) - 1).bit_length()
     size = -(-length // blocks)
     more = [(0, 0), (0, 0), (0, blocks * size - length), (0, 0)]
-    sides = [jnp.pad(x.astype(jnp.float32), more, "edge") for x in (q, k, q_state, k_state)]
+    sides = [jnp.pad(x, more, "edge") for x in (q, k, q_state, k_state)]
     scores = near(*(x.reshape(batch, heads * blocks, size, -1) for x in sides))
-    sign = jnp.float32([-1, 1])[:, None, None]
+    after = jnp.asarray([False, True])[:, None, None]
     while blocks > 1:
         q, k, *states = (x.reshape(batch, -1, 2, size, x.shape[-1]) for x in sides)
         middle = states[0][:, :, 1:, :1]
-        queries, keys = (_faded_to(middle, x, y, sign) for x, y in ((q, states[0]), (k, states[1])))
+        queries, keys = (
+            _faded_to(middle, x, y, after) for x, y in ((q, states[0]), (k, states[1]))
+        )
         other = einsum("bphre,bphce->bphrc", queries, keys[:, :, ::-1])
         same = scores.reshape(other.shape)
         first = jnp.concatenate([same[:, :, 0], other[:, :, 0]], -1)
@@ -74,14 +78,16 @@ def near(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> 
     """
     token = jnp.arange(q.shape[-2], dtype=jnp.int32)
 
+    @jax.checkpoint  # else the gradient keeps what fades of every halving
     def halved(scores, level):
         half = token >> level
         middle = jnp.minimum((half | 1) << level, token[-1])
-        middle, sign = jnp.take(q_state, middle, axis=-2), (2 * (half & 1) - 1)[:, None]
-        queries, keys = (_faded_to(middle, x, y, sign) for x, y in ((q, q_state), (k, k_state)))
-        parted = half[:, None] ^ half == 1
+        middle, after = jnp.take(q_state, middle, axis=-2), (half & 1 == 1)[:, None]
+        queries, keys = (_faded_to(middle, x, y, after) for x, y in ((q, q_state), (k, k_state)))
+        parted = align(half[:, None] ^ half[None] == 1, scores)
         return jnp.where(parted, einsum("...re,...ce->...rc", queries, keys), scores), None
 
-    own = jnp.eye(len(token)) * (q * k).sum(-1)[..., None]
+    own = (q * k).sum(-1)[..., None]
+    own = align(jnp.eye(len(token), dtype=own.dtype), own) * own
     levels = jnp.arange((len(token) - 1).bit_length(), dtype=jnp.int32)
     return jax.lax.scan(halved, varying_like(own, (q, k, q_state, k_state)), levels)[0]

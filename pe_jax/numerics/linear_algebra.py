@@ -73,8 +73,8 @@ def _inverse_of_block(lower: jax.Array) -> jax.Array:
     a sum of them rounds off would be left: 1e-3 of it.
     """
     index = jnp.arange(BLOCK, dtype=jnp.int32)
-    differ = index[:, None] ^ index
-    inverse = jnp.eye(BLOCK, dtype=lower.dtype) - jnp.where(differ == 1, lower, 0)
+    differ = align(index[:, None] ^ index[None], lower)
+    inverse = align(jnp.eye(BLOCK, dtype=lower.dtype), lower) - jnp.where(differ == 1, lower, 0)
     for rows in (2, 4):  # two neighbours of so many rows differ in that bit first
         between = jnp.where(differ // rows == 1, lower, 0)
         inverse = inverse - matmul(inverse, matmul(between, inverse))

@@ -35,8 +35,9 @@ MESH_AXES = {  # logical axis → mesh axes
 LOGICAL = (  # path of a parameter → its logical axes; () is replicated
     (r"embed/(embedding|kernel)", (None, "width")),
     (r"head/kernel", ("width", None)),
-    (r"blocks/.*/attention/(q|k|v|gate|beta|decay)/kernel", (None, "width", "heads")),
+    (r"blocks/.*/attention/(q|k|v|gate|beta)/kernel", (None, "width", "heads")),
     (r"blocks/.*/attention/to_decay/kernel", (None, "width", None)),
+    (r"blocks/.*/attention/decay/kernel", (None, None, "heads")),  # of any width
     (r"blocks/.*/attention/out/kernel", (None, "heads", "width")),
     (r"blocks/.*/mlp/(up|gate)/kernel", (None, "width", "hidden")),
     (r"blocks/.*/mlp/down/kernel", (None, "hidden", "width")),

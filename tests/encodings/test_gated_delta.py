@@ -1,6 +1,7 @@
 """The gated delta rule against arXiv 2412.06464, and a model with layers of it."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -88,6 +89,21 @@ def test_gradients_are_those_of_the_recurrence(channels, monkeypatch):
     assert_close(gradients(gated_delta.delta_rule), gradients(recurrence), 1e-5)
 
 
+@BOTH
+def test_it_is_exported_for_any_batch_and_length(channels):
+    arrays, sizes = inputs(70, channels), jax.export.symbolic_shape("b, t")
+    shapes = [jax.ShapeDtypeStruct((*sizes, *x.shape[2:]), x.dtype) for x in arrays]
+    exported = jax.export.export(jax.jit(gated_delta.delta_rule))(*shapes)
+    assert_close(exported.call(*arrays), gated_delta.delta_rule(*arrays))
+
+
+def test_a_model_is_exported_for_any_batch_and_length():
+    built, _ = tiny.build(MODEL)
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, t"), np.int32)
+    exported, rows = jax.export.export(jax.jit(lambda x: built(x)))(shape), tiny.tokens(2, 9)
+    assert_close(exported.call(rows), built(rows))
+
+
 def test_keys_that_are_all_alike_lose_no_precision():
     """The powers of that triangle have binomial coefficients, of 4e17 for 64 tokens."""
     q, k, v, log_decay, beta = inputs(128)
@@ -130,6 +146,16 @@ def test_memory_and_time_grow_with_the_length_alone():
         return np.asarray([program.memory_analysis().temp_size_in_bytes])
 
     assert (cost(4096) < 2.5 * cost(2048)).all()
+
+
+def test_the_gradient_of_a_decay_by_channel_takes_little_more_memory():
+    def memory(channels):
+        loss = lambda *x: gated_delta.delta_rule(*x)[0].sum()  # noqa: E731
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs(4096, channels)]
+        program = jax.jit(jax.grad(loss, range(5))).lower(*shapes).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert memory((E,)) < 1.3 * memory(())
 
 
 MODEL = tiny.config("gated_delta,rope", layers=2)

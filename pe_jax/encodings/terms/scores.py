@@ -57,6 +57,7 @@ class ChannelDecay(ProductTerm):
         fix = f"{width} channels decay: leave out the rotation that changes their number"
         require(q.x.shape[-1] == width, "channels", q.x.shape[-1], fix)
         operands = q.x, repeat_heads(k.x, q.x.shape[1]), *states
+        operands = [x.astype(jnp.float32) for x in operands]
         if q.tokens.index.shape[1] == 1:
             return _faded(*operands)
         rows, columns = q.tokens.index, k.tokens.index
@@ -71,8 +72,8 @@ class ChannelDecay(ProductTerm):
 
 def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
     """`ChannelDecay.products`, channel by channel."""
-    rows = [q.astype(jnp.float32), *jnp.split(q_state, 2, axis=-1)]
-    columns = [k.astype(jnp.float32), *jnp.split(k_state, 2, axis=-1)]
+    rows = [q, *jnp.split(q_state, 2, axis=-1)]
+    columns = [k, *jnp.split(k_state, 2, axis=-1)]
     if q.shape[2] == 1:
         return fade(*rows, *columns).sum(-1)[:, :, None]
 
