@@ -9,6 +9,9 @@ install. If it has a template for chats, the prompt is a question in it, unless 
 Tokens are shown as they come.
 """
 
+import functools
+import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,22 +114,32 @@ def asked(extra: dict[str, Any], prompt: str) -> str:
     Raises:
       ConfigError: the template refuses, or is not valid.
     """
-    import jinja2
+    import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """`{% generation %}` marks what a model is trained on, and adds nothing."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.globals["raise_exception"] = raise_exception
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": time.strftime}
     tokens = {name: extra.get(name, "") for name in ("bos_token", "eos_token")}
+    options = {"add_generation_prompt": True, "tools": None, "documents": None, **tokens}
     messages = [{"role": "user", "content": prompt}]
     try:
-        template = environment.from_string(extra["chat_template"])
-        return template.render(messages=messages, add_generation_prompt=True, **tokens)
-    except (jinja2.TemplateError, TypeError) as error:
+        return environment.from_string(extra["chat_template"]).render(messages=messages, **options)
+    except Exception as error:  # templates divide, index and call
         raise ConfigError(f"the template for chats fails ({error}); pass --nochat") from None
 
 

@@ -408,7 +408,7 @@ def test_sampling_takes_the_likeliest_or_draws_among_the_best():
         ({"capacity": 5}, ("capacity=5", "prompt and new tokens need 6")),
         ({"temperature": 1.0}, ("key=None", "jax.random.key(seed)")),
         ({"segments": [[0]]}, ("segments=(1, 1)", "[1, 2]", "padding")),
-        ({"new_tokens": 39}, ("capacity=41", "defined for 40 positions")),
+        ({"new_tokens": 39}, ("new_tokens=39", "2 tokens of the prompt", "40 positions")),
     ],
 )
 def test_generate_refuses_before_it_compiles(fields, words, monkeypatch):

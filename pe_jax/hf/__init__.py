@@ -94,6 +94,11 @@ def with_scaling(config: Any, scaling: Scaling | None) -> dict[str, Any]:
     if True not in scales:
         raise ValueError(f"model_type={shown(whole.get('model_type'))}: no layer has RoPE")
 
+    family = FAMILIES.get(str(keys.get("model_type")))
+    if getattr(family, "longrope", ()) and not isinstance(scaling, rope_scaling.LongRoPE | None):
+        fix = "transformers reads no other scaling in such a model; pass a LongRoPE"
+        raise ValueError(f"model_type={shown(keys['model_type'])}: {fix}")
+
     def scaled(layer: LayerEncoding) -> LayerEncoding:
         index = layer.indexer
         index = index and dataclasses.replace(index, encoding=_scaled(index.encoding, scaling))

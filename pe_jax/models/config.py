@@ -30,6 +30,7 @@ BIASED = {  # which projections `bias_of` means
     "layers": ("qkv", "out", "mlp"),
     "attention": ("qkv", "out"),
     "qkv": ("qkv",),
+    "mlp": ("mlp",),
 }
 
 
@@ -64,7 +65,8 @@ class ModelConfig:
         once (OLMo 2).
       bias: whether projections have biases.
       bias_of: which have them if `bias`: "all"; "layers", all but the head (GPT-2, GPT-NeoX, OPT,
-        Bloom); "attention" (Llama's `attention_bias`); "qkv" (Qwen 2, StableLM).
+        Bloom); "attention" (Llama's `attention_bias`); "qkv" (Qwen 2, StableLM);
+        "mlp" (its `mlp_bias`).
       tied: whether the output projection is the embedding table.
       embed_scale: factor on the embeddings; 0 means sqrt(width): drawn with variance 1/width, they
         get unit variance. Released models have 1, Gemma sqrt(width) with a `logit_scale` of 1.

@@ -58,9 +58,12 @@ def _checked(
         worst = ids.max() if ids.max() >= vocab else ids.min()
         raise ConfigError(f"prompt holds token id {worst}; keep 0 <= id < vocab = {vocab}")
     total = prompt.shape[1] + new_tokens
+    limit = model.config.limit
+    fix = f"{prompt.shape[1]} tokens of the prompt and these are more than {limit} positions"
+    require(limit is None or total <= limit, "new_tokens", new_tokens, fix)
     if capacity is None:
         power = max(LEAST, 1 << (total - 1).bit_length())
-        capacity = max(total, min(power, model.config.limit or power))
+        capacity = max(total, min(power, limit or power))
     require(is_int(capacity, total), "capacity", capacity, f"prompt and new tokens need {total}")
     if key is None:
         require(temperature == 0, "key", key, "pass jax.random.key(seed), or temperature=0")

@@ -177,11 +177,12 @@ class Family:
                 parts = [shapes[path][1 if stacked else 0 :] for path in own]
                 sizes = tuple(x[-1] for x in parts)
                 shape = parts[0] if len(own) == 1 else (*parts[0][:-1], sum(sizes))
-                if leaf == "kernel" and not self.conv1d:
+                transposed = not (self.conv1d and stacked)  # the head never is a Conv1D
+                if leaf == "kernel" and transposed:
                     shape = shape[::-1]
                 names = tuple(f"{theirs.format(layer=n)}.{suffix}" for n in layers)
                 entries.append(
-                    Entry(names, shape, own, sizes, stacked, not self.conv1d, FUSIONS[self.fused])
+                    Entry(names, shape, own, sizes, stacked, transposed, FUSIONS[self.fused])
                 )
         known = {path for entry in entries for path in entry.paths}
         for path in shapes.keys() - known:
@@ -274,7 +275,10 @@ def read(config: Mapping[str, Any], dtype: str = "float32") -> tuple[Family, Mod
     keys = Keys(str(model_type), settings)
     fields: dict[str, Any] = dict(family.fields)
     for names, rule in family.keys.items():
-        fields |= _fields(keys, names.split(), rule)
+        own = _fields(keys, names.split(), rule)
+        if {fields.get("bias_of"), own.get("bias_of")} == {"attention", "mlp"}:
+            own["bias_of"] = "layers"
+        fields |= own
     if family.rule:
         fields |= RULES[family.rule](keys)
     _check_rest(keys, family)

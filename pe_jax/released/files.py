@@ -161,12 +161,12 @@ def _refuse_pickle(path: Path) -> NoReturn:
 
 
 def _weights(folder: Path) -> dict[str, Stored]:
-    """The tensors of model.safetensors, or of the files that its index names."""
+    """The tensors of model.safetensors, as in transformers the first, or of those of the index."""
+    if (folder / WEIGHTS).is_file():
+        return dict(_safetensors(folder / WEIGHTS))
     index = _json(folder, INDEX)
     if index is None:
-        if not (folder / WEIGHTS).is_file():
-            _refuse_weights(folder)
-        return dict(_safetensors(folder / WEIGHTS))
+        _refuse_weights(folder)
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files:
         refuse(folder / INDEX, "it has no weight_map", "copy the file again")
@@ -233,7 +233,8 @@ class _Read:
 
 def _extra(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """The template of chats, the tokens it names, and the ids that end a text."""
-    settings = _json(folder, "tokenizer_config.json") or {}
+    settings = _json(folder, "special_tokens_map.json") or {}
+    settings |= _json(folder, "tokenizer_config.json") or {}
     template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {x.get("name"): x.get("template") for x in template if isinstance(x, dict)}
@@ -241,7 +242,8 @@ def _extra(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     if (path := folder / "chat_template.jinja").is_file():
         template = path.read_text(encoding="utf-8")
     stop = (_json(folder, "generation_config.json") or {}).get("eos_token_id")
-    stop = config.get("eos_token_id") if stop is None else stop
+    for part in (config, config.get("text_config") or {}):
+        stop = part.get("eos_token_id") if stop is None else stop
     extra = {"chat_template": template, "stop": [stop] if isinstance(stop, int) else stop}
     for name in ("bos_token", "eos_token"):
         token = settings.get(name)

@@ -91,6 +91,9 @@ def model(
     entries = family.entries(config, shapes)
     positions, used = _positions(checkpoint, released, config)
     names = {family.bare(n): n for n in checkpoint.tensors if not family.without_effect(n)}
+    embed, head = (f"{name}.weight" for name in (family.weights["embed"], family.head[0]))
+    if config.tied and embed not in names and head in names:  # one tensor, saved by its other name
+        names[embed] = names[head]
     wanted = {name: entry.shape for entry in entries for name in entry.names}
     _check_tensors(family, config, wanted, names, used, checkpoint.tensors.shapes)
     arrays: dict[str, jax.Array] = {}
@@ -214,7 +217,8 @@ def written_config(
             raise ConfigError(f"layer {layer} has {_spec(here)}: {fix}")
     if text is not config and "text_config" in config:
         text.pop("architectures", None)  # that of all parts
-    return text | {"torch_dtype" if "torch_dtype" in text else "dtype": dtype}
+    named = [name for name in ("torch_dtype", "dtype") if name in text] or ["dtype"]
+    return text | dict.fromkeys(named, dtype)
 
 
 def _spec(layer: Windowed) -> str:

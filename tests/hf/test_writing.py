@@ -59,6 +59,9 @@ def test_what_a_config_cannot_say_is_an_error():
     yarn = YaRN(4.0, 4096)
     refused(lambda: hf.with_scaling(BERT, yarn), "model_type='bert': no layer has RoPE")
     refused(lambda: hf.with_scaling(DEEPSEEK3, yarn), "layer 0 would be read as")  # its scale
+    phi3 = {"model_type": "phi3", "num_hidden_layers": 2, "hidden_size": 32}
+    phi3 |= {"num_attention_heads": 4}
+    refused(lambda: hf.with_scaling(phi3, Linear(2.0)), "model_type='phi3'", "pass a LongRoPE")
     riflex = rope_scaling.RIFLEx(4.0, 64, intrinsic=4)
     refused(lambda: hf.with_scaling(LLAMA31, riflex), "scaling=RIFLEx", "configs have")
 

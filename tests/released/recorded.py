@@ -21,10 +21,12 @@ SIZES = {"hidden_size": 36, "num_attention_heads": 6, "num_hidden_layers": 4, "v
 WIDE = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 22}
 PARTIAL = {"hidden_size": 32, "num_attention_heads": 4}  # 2 of 8 channels rotate
 GEMMA = {**WIDE, "head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 20}
+GPT2 = {"n_embd": 36, "n_head": 6, "n_layer": 4, "n_positions": 30, "n_inner": 50}
 FALCON = {**SIZES, "ffn_hidden_size": 50}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # model type and keys of the config
     "llama": ("llama", {**WIDE, "rms_norm_eps": 1e-3, "attention_bias": True}),
     "llama tied": ("llama", {**WIDE, "mlp_bias": True, "attention_bias": True, "head_dim": 10}),
+    "llama mlp": ("llama", {**WIDE, "mlp_bias": True}),
     "mistral": ("mistral", {**WIDE, "sliding_window": 5}),
     "smollm3": ("smollm3", {**WIDE, "no_rope_layer_interval": 2, "pad_token_id": 0}),
     "qwen2": ("qwen2", {**WIDE, "use_sliding_window": True, "sliding_window": 5}),
@@ -43,7 +45,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # model type and keys of the c
         {**SIZES, **PARTIAL, "intermediate_size": 22, "hidden_act": "gelu_new"}
         | {"use_parallel_residual": False},
     ),
-    "gpt2": ("gpt2", {"n_embd": 36, "n_head": 6, "n_layer": 4, "n_positions": 30, "n_inner": 50}),
+    "gpt2": ("gpt2", GPT2),
+    "gpt2 untied": ("gpt2", GPT2),
     "opt": ("opt", {**SIZES, "ffn_dim": 50, "max_position_embeddings": 30}),
     "bloom": ("bloom", {"hidden_size": 36, "n_head": 6, "n_layer": 4}),
     "mpt": ("mpt", {"d_model": 36, "n_heads": 6, "n_layers": 4}),
@@ -64,6 +67,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # model type and keys of the c
 }
 OPTIONS: dict[str, dict[str, Any]] = {  # of all configs' keys, those that some cases need
     "llama tied": {"tie_word_embeddings": True},
+    "gpt2 untied": {"tie_word_embeddings": False},
     "qwen2": {"max_window_layers": 2},
     "gemma3": {
         "rope_parameters": {

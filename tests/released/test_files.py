@@ -54,8 +54,9 @@ def test_a_folder_is_read(folder):
 
 
 def test_one_file_needs_no_index(folder):
-    (folder / files.INDEX).unlink()
     safetensors.save_file({"a": A}, folder / files.WEIGHTS)
+    assert files.read(folder).tensors.shapes == {"a": (2, 3)}  # as transformers reads both
+    (folder / files.INDEX).unlink()
     assert files.read(folder).tensors.shapes == {"a": (2, 3)}
 
 
@@ -74,6 +75,13 @@ def test_the_template_of_chats_and_what_ends_a_text(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     expected = {"bos_token": "<s>", "eos_token": "</s>", "stop": [7, 9]}
     assert files.read(folder).extra == {**expected, "chat_template": "{{ a }}"}
+    (folder / "special_tokens_map.json").write_text('{"bos_token": "<b>", "eos_token": "</s>"}')
+    del settings["eos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert files.read(folder).extra == {**expected, "chat_template": "{{ a }}"}
+    (folder / "generation_config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 5}}))
+    assert files.read(folder).extra["stop"] == [5]
     named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert files.read(folder).extra["chat_template"] == "d"

@@ -142,16 +142,22 @@ def test_names_and_tensors_of_other_versions_are_understood():
     neox = renamed("gpt_neox", lambda name: name.replace("embed_out", "lm_head"))
     weights = {**neox.tensors, "gpt_neox.layers.1.attention.rotary_emb.inv_freq": np.ones(1)}
     same(load.model(recorded.of(weights, neox.config)), "gpt_neox")
+    embed, head = "model.embed_tokens.weight", "lm_head.weight"  # one tensor, by either name
+    tied = renamed("llama tied", lambda name: head if name == embed else name)
+    same(load.model(tied), "llama tied")
 
 
-@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_of_a_model_with_images_the_text_is_loaded_and_written(prefix):
-    gemma = renamed("gemma3", lambda name: name.replace("model.", prefix, 1))
-    weights = {**gemma.tensors, "vision_tower.encoder.layers.0.fc1.weight": np.ones((2, 2))}
-    config = {"model_type": "gemma3", "text_config": gemma.config, "vision_config": {"depth": 2}}
-    model = load.model(recorded.of(weights, config))
-    same(model, "gemma3")
-    assert load.tensors(model, families.text(config)).keys() == loaded("gemma3")[0].tensors.keys()
+@pytest.mark.parametrize("case, parent", [("gemma3", "gemma3"), ("llama", "llava")])
+@pytest.mark.parametrize(
+    "prefix", ["language_model.model.", "model.language_model.", "model.text_model."]
+)
+def test_of_a_model_with_images_the_text_is_loaded_and_written(case, parent, prefix):
+    text = renamed(case, lambda name: name.replace("model.", prefix, 1))
+    vision = {f"{x}.0.weight": np.ones((2, 2)) for x in ("vision_tower", "model.connector")}
+    config = {"model_type": parent, "text_config": text.config, "vision_config": {"depth": 2}}
+    model = load.model(recorded.of({**text.tensors, **vision}, config))
+    same(model, case)
+    assert load.tensors(model, families.text(config)).keys() == loaded(case)[0].tensors.keys()
 
 
 def without(case: str, name: str) -> Checkpoint:
@@ -295,7 +301,8 @@ def from_folder(tmp_path, case="llama", **config) -> Checkpoint:
 
 def test_a_folder_is_written_whole(tmp_path):
     pytest.importorskip("safetensors")
-    checkpoint, model = from_folder(tmp_path, torch_dtype="bfloat16"), loaded("llama")[1]
+    types = {"torch_dtype": "bfloat16", "dtype": "bfloat16"}
+    checkpoint, model = from_folder(tmp_path, **types), loaded("llama")[1]
     target = tmp_path / "new" / "model"
     load.write(model, target, like=checkpoint)
     names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -303,7 +310,7 @@ def test_a_folder_is_written_whole(tmp_path):
     assert [path.name for path in target.parent.iterdir()] == ["model"]
     assert (target / "tokenizer_config.json").read_text() == '{"chat_template": "…"}'
     again = dataclasses.replace(files.read(target), tokenizer=None)
-    assert again.config == {**checkpoint.config, "torch_dtype": "float32"}
+    assert again.config == {**checkpoint.config, **dict.fromkeys(types, "float32")}
     same(load.model(again), "llama")
     with pytest.raises(FileExistsError, match="it exists; choose another folder"):
         load.write(model, target, like=checkpoint)

@@ -145,15 +145,31 @@ def test_an_answer_comes_in_the_template_and_ends_where_the_model_says(folder, c
     assert whole == checkpoint.tokenizer.decode(row[:cut].tolist())
 
 
-def test_a_template_runs_in_a_sandbox_and_may_refuse():
-    refusing = {"chat_template": "{{ raise_exception('no system role') }}"}
-    with pytest.raises(ConfigError, match=r"fails \(no system role\); pass --nochat"):
-        generate.asked(refusing, "a")
-    reaching = {"chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"}
-    with pytest.raises(ConfigError, match="the template for chats fails"):
-        generate.asked(reaching, "a")
-    with pytest.raises(ConfigError, match="the template for chats fails"):
-        generate.asked({"chat_template": "{% if %}"}, "a")
+@pytest.mark.parametrize(
+    "template, words",
+    [
+        ("{{ raise_exception('no system role') }}", r" \(no system role\); pass --nochat"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", ""),
+        ("{% if %}", ""),
+        ("{{ 1 // 0 }}", " .*by zero"),
+    ],
+)
+def test_a_template_runs_in_a_sandbox_and_may_refuse(template, words):
+    with pytest.raises(ConfigError, match=f"the template for chats fails{words}"):
+        generate.asked({"chat_template": template}, "a")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% generation %}{{ messages[0].content }}{% endgeneration %}",  # SmolLM3's
+        "{{ messages[0].content if strftime_now('%Y') | int > 2000 }}",  # SmolLM3's, Mistral's
+        "{% if tools is none and documents is none %}{{ messages | tojson }}{% endif %}",
+    ],
+)
+def test_a_template_has_what_transformers_offers(template):
+    whole = '[{"role": "user", "content": "<é>"}]'
+    assert generate.asked({"chat_template": template}, "<é>") in ("<é>", whole)
 
 
 def test_characters_of_several_tokens_are_shown_whole():
