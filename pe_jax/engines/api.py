@@ -176,15 +176,18 @@ def attention(
 
     # Padding, states and rotations. Positions restart in each segment where more than the distance
     # counts.
+    is_token = None
     if q_ids is not None or "mask" in pairs:
-        q, k, v, x = pipeline.hide_padding(q_ids, k_ids, pairs.get("mask"), q, k, v, x)
+        padding = q_ids, k_ids, pairs.get("mask")
+        q, k, v, x = pipeline.hide_padding(*padding, q, k, v, x)
+        is_token = None if x is None else pipeline.tokens_of_input(*padding)
     k = pipeline.offset_keys(terms, layout, k, k_ids, pairs.get("mask"))
     tokens, places = ((*sizes.batch, queries), (*sizes.batch, keys)), positions
     if contiguous:
         positions = places = [q_index if in_order else layout.order(queries)] * 2
         if q_ids is not None and kinds.is_absolute(terms, claims.absolute_rotation):
             positions = [layout.per_segment(ids).reshape(tokens[0]) for ids in (q_ids, k_ids)]
-    states = pipeline.states(terms, layout, x, positions, tokens, dims.heads)
+    states = pipeline.states(terms, layout, x, positions, tokens, dims.heads, is_token)
     if heads_axis is not None:
         share = functools.partial(HeadsOfDevice(heads_axis), axis=-2)
         states = jax.tree.map(share, states)

@@ -22,7 +22,8 @@ from pe_jax.encodings.terms import Side
 from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines import checks, encoding_checks
 from pe_jax.engines.attention_spec import AttentionSpec, Call
-from pe_jax.engines.sharded.layout import Contiguous
+from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous
+from pe_jax.numerics.arrays import pick
 from pe_jax.numerics.position_arrays import concrete
 
 
@@ -83,19 +84,29 @@ def prepare(
 
 
 def states(
-    terms: tuple, layout: Contiguous, x: Any, positions: Any, tokens: Any, heads: int
+    terms: tuple,
+    layout: Contiguous,
+    x: Any,
+    positions: Any,
+    tokens: Any,
+    heads: int,
+    is_token: Any = None,
 ) -> list[tuple[Any, ...]]:
     """The states of queries and those of keys, [*B, T, H, C] or None for each term.
 
     `tokens` are the shapes (*B, T) and (*B, S), `heads` those of queries. A state of the layer's
-    input `x` is computed once for both sides.
+    input `x` is computed once for both sides. `is_token` [B, T] tells tokens from padding, which
+    adds nothing to running sums (on a ring of devices it does); None: all are tokens.
 
     Raises:
       ValueError: a state of another shape than its term declares.
     """
 
     def state(term, side):
-        values = layout.state(term.state, x, positions[side])
+        if is_token is None or term.state.after is None or isinstance(layout, BlockPermuted):
+            values = layout.state(term.state, x, positions[side])
+        else:
+            values = _sum_of_tokens(term.state, x, is_token)
         rows = (*tokens[side], heads)
         leads = rows, rows[-2:], (1, *rows[-2:])
         if values.shape[:-1] not in leads or values.shape[-1] != term.state.width:
@@ -113,6 +124,36 @@ def states(
             values = state(term, 1)
         of_keys.append(values if reads else None)
     return [tuple(of_queries), tuple(of_keys)]
+
+
+def _sum_of_tokens(state: Any, x: jax.Array, is_token: jax.Array) -> jax.Array:
+    """`sum_of_tokens` of rows [*B, T, D], where a token comes after padding."""
+    rows = x.reshape(-1, *x.shape[-2:])
+    is_token = jnp.broadcast_to(is_token, rows.shape[:2])
+    late = (is_token[:, 1:] & ~is_token[:, :-1]).any()
+    sums = jax.lax.cond(
+        late, lambda y: sum_of_tokens(state, y, None, is_token), lambda y: state(y, None), rows
+    )
+    return sums.reshape(*x.shape[:-1], *sums.shape[2:])
+
+
+def sum_of_tokens(
+    state: Any, x: jax.Array, positions: Any, is_token: jax.Array, before: Any = None
+) -> jax.Array:
+    """A state that is a running sum, [B, T, H, C]; padding has that of the token before it.
+
+    To be summed, tokens are moved in front of padding. `before` is the sum before the first, [B, H,
+    C]; None: 0.
+    """
+    order = jnp.argsort(~is_token, axis=1, stable=True)
+
+    def tokens_first(y):
+        return pick(jnp.broadcast_to(y, (len(is_token), *y.shape[1:])), order)
+
+    sums = state(*jax.tree.map(tokens_first, (x, positions)), before)
+    count = jnp.cumsum(is_token, axis=1, dtype=jnp.int32)
+    last = pick(sums, jnp.maximum(count - 1, 0))
+    return jnp.where(count[:, :, None, None] > 0, last, 0 if before is None else before[:, None])
 
 
 def rotate(
@@ -199,6 +240,21 @@ def heads_first(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, *x.shape[-3:]), 1, 2), tree)
 
 
+def _shown(q_ids: Any, k_ids: Any, mask: Any) -> tuple[Any, Any]:
+    """Which queries and which keys are not padding, [B, T] and [B, S]; arguments as below."""
+    queries = True if q_ids is None else q_ids >= 0
+    keys = True if k_ids is None else k_ids >= 0
+    if mask is not None:
+        queries, keys = queries & mask.any((1, 3)), keys & mask.any((1, 2))
+    return queries, keys
+
+
+def tokens_of_input(q_ids: Any, k_ids: Any, mask: Any) -> jax.Array:
+    """Which tokens of the input are not padding, [B, T]; arguments as for `hide_padding`."""
+    queries, keys = _shown(q_ids, k_ids, mask)
+    return jnp.atleast_2d(queries | keys)
+
+
 @functools.partial(jax.jit, inline=True)
 def hide_padding(q_ids: Any, k_ids: Any, mask: Any, q: Any, k: Any, v: Any, x: Any = None) -> tuple:
     """q, k, v and x with zeros in the place of padding, which then reaches nothing, NaN or not.
@@ -214,10 +270,7 @@ def hide_padding(q_ids: Any, k_ids: Any, mask: Any, q: Any, k: Any, v: Any, x: A
       x: the layer's input [*B, T, D], shared by queries and keys; or None. A token in it is padding
         if both its query and its key are.
     """
-    queries = True if q_ids is None else q_ids >= 0
-    keys = True if k_ids is None else k_ids >= 0
-    if mask is not None:
-        queries, keys = queries & mask.any((1, 3)), keys & mask.any((1, 2))
+    queries, keys = _shown(q_ids, k_ids, mask)
 
     def tokens(are: Any, y: jax.Array, axes: int) -> jax.Array:
         *batch, count = y.shape[: y.ndim - axes]

@@ -8,7 +8,9 @@ from jax import export
 
 import pe_jax
 from pe_jax.numerics import running_sums
+from tests import util
 from tests.encodings.common import LENGTH, WIDTH, attend, qkv, random_params
+from tests.util import assert_close
 
 FOX = pe_jax.make("fox")
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
@@ -111,3 +113,23 @@ def test_queries_that_are_not_the_keys_have_no_states():
     here = {"q_positions": np.arange(3), "k_positions": np.arange(LENGTH), "q_index": np.arange(3)}
     with pytest.raises(ValueError, match="q has 3 tokens and k has .*: FoX reads x, from which"):
         attend(q[:3], k, v, FOX, random_params(FOX), x=X[:3], **here)
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+@pytest.mark.parametrize("spec", ["fox", "cable", "wall", "selective_rope"])
+def test_padding_inside_a_document_adds_nothing_to_sums(spec, engine):
+    """A gate of padding is not 0, though its input is."""
+    (encoding,), dims = pe_jax.parse(spec), util.DIMS
+    params = util.random_params(encoding, dims)
+    rows = [util.noise(1, 12, heads, util.E, seed=heads) for heads in (util.H, 2, 2)]
+    x = util.noise(1, 12, dims.width)
+    ids = np.asarray([[-1, 0, 0, -1, -1, 0, 0, 1, -1, 1, 1, -1]])
+    own = {"encoding": encoding, "params": params, "implementation": engine}
+    shown = ids[0] >= 0
+    alone = pe_jax.attention(
+        *(y[:, shown] for y in rows), x=x[:, shown], q_segments=ids[:, shown], **own
+    )
+    assert_close(pe_jax.attention(*rows, x=x, q_segments=ids, **own)[:, shown], alone)
+    if engine == "dense":  # which alone takes an array
+        mask = (shown & (ids[0][:, None] == ids[0]))[None, None]
+        assert_close(pe_jax.attention(*rows, x=x, mask=mask, **own)[:, shown], alone)

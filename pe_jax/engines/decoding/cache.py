@@ -28,7 +28,6 @@ from pe_jax.engines.decoding import one_token
 from pe_jax.engines.decoding.ring_buffer import ring_buffer
 from pe_jax.engines.decoding.storage import (
     Cache,
-    Indices,
     RecurrentCache,
     Rows,
     add_segments,
@@ -44,7 +43,6 @@ from pe_jax.engines.decoding.storage import (
 from pe_jax.engines.sharded import axes
 from pe_jax.engines.sharded.axes import step_under_auto_axes
 from pe_jax.engines.sharded.layout import CONTIGUOUS
-from pe_jax.numerics.arrays import pick
 from pe_jax.numerics.position_arrays import check_exact, concrete
 from pe_jax.validation import is_int, python_ints, refuse, require
 
@@ -432,7 +430,8 @@ def _states(cache: Cache, terms: tuple, x, positions, indices: Any) -> tuple:
             before = jax.lax.dynamic_index_in_dim(old, last, 2, keepdims=False)
             before = jnp.where(cache.start > 0, before, 0)
         if before is not None and indices is not None:
-            states.append(_sum_of_tokens(term, x, positions, before, indices[1]))
+            is_token = indices[1].segments >= 0
+            states.append(pipeline.sum_of_tokens(term.state, x, positions, is_token, before))
         else:
             states.append(term.state(x, positions, before))
     return tuple(states)
@@ -449,23 +448,6 @@ def _offset_keys(cache: Cache, terms: tuple, k: jax.Array, indices: Any) -> tupl
             k, last = term.offset_new(k, old, is_token, rank)
         offsets.append(last)
     return k, offsets
-
-
-def _sum_of_tokens(term: Any, x, positions, before, new: Indices) -> jax.Array:
-    """A state that is a running sum, [B, T, H, C]; padding has that of the token before it.
-
-    To be summed, tokens are moved in front of padding.
-    """
-    is_token = new.segments >= 0
-    order = jnp.argsort(~is_token, axis=1, stable=True)
-
-    def tokens_first(y):
-        return pick(jnp.broadcast_to(y, (len(is_token), *y.shape[1:])), order)
-
-    sums = term.state(tokens_first(x), tokens_first(positions), before)
-    count = jnp.cumsum(is_token, axis=1)[:, :, None, None]
-    last = jnp.take_along_axis(sums, jnp.maximum(count - 1, 0), 1)
-    return jnp.where(count > 0, last, before[:, None])
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2), inline=True)
