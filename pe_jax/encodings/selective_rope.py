@@ -91,6 +91,8 @@ class SelectiveRoPE(Encoding):
     base: float = above_field(5e5, 1)
     rank: int = int_field(16, 1)
 
+    multiples = (("head_dim", 2, "it rotates pairs: use an even head width"),)
+
     def check(self, dims):
         """The head width must be even, and key heads must divide the model width."""
         super().check(dims)

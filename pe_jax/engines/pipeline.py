@@ -148,7 +148,7 @@ def sum_of_tokens(
     order = jnp.argsort(~is_token, axis=1, stable=True)
 
     def tokens_first(y):
-        return pick(jnp.broadcast_to(y, (len(is_token), *y.shape[1:])), order)
+        return pick(jnp.broadcast_to(y, (is_token.shape[0], *y.shape[1:])), order)
 
     sums = state(*jax.tree.map(tokens_first, (x, positions)), before)
     count = jnp.cumsum(is_token, axis=1, dtype=jnp.int32)

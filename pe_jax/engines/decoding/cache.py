@@ -439,10 +439,11 @@ def _states(cache: Cache, terms: tuple, x, positions, indices: Any) -> tuple:
 
 def _offset_keys(cache: Cache, terms: tuple, k: jax.Array, indices: Any) -> tuple[jax.Array, list]:
     """New keys [B, T, K, E] with what terms take of the key before each; what each then keeps."""
-    row, offsets = jnp.arange(k.shape[1], dtype=jnp.int32)[None], []
+    offsets = []
     for term, old in zip(terms, cache.states, strict=True):
         last = None
         if term.offsets_keys:
+            row = jnp.arange(k.shape[1], dtype=jnp.int32)[None]
             is_token = row >= 0 if indices is None else indices[1].segments >= 0
             rank = row + cache.start if indices is None else indices[1].rank
             k, last = term.offset_new(k, old, is_token, rank)
