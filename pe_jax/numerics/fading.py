@@ -18,7 +18,8 @@ from pe_jax.numerics.arrays import align, varying_like
 from pe_jax.numerics.products import einsum
 from pe_jax.numerics.running_sums import difference
 
-NEAR = 32  # tokens of a block in `in_order`
+NEAR = 64  # tokens of a block in `in_order`
+STEEP = 40.0  # exp of twice this is far from float32's end
 
 
 def before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
@@ -55,7 +56,7 @@ def in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array)
     size = -(-length // blocks)
     more = [(0, 0), (0, 0), (0, blocks * size - length), (0, 0)]
     sides = [jnp.pad(x, more, "edge") for x in (q, k, q_state, k_state)]
-    scores = near(*(x.reshape(batch, heads * blocks, size, -1) for x in sides))
+    scores = _near_if_steep(*(x.reshape(batch, heads * blocks, size, -1) for x in sides))
     after = jnp.asarray([False, True])[:, None, None]
     while blocks > 1:
         q, k, *states = (x.reshape(batch, -1, 2, size, x.shape[-1]) for x in sides)
@@ -69,6 +70,25 @@ def in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array)
         second = jnp.concatenate([other[:, :, 1], same[:, :, 1]], -1)
         scores, size, blocks = jnp.concatenate([first, second], -2), 2 * size, blocks // 2
     return scores[:, :, :length, :length]
+
+
+def _near_if_steep(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
+    """`near`; or, where no sum is farther than `STEEP` from M in the middle, in two products.
+
+    The factor of a key that is not later is exp(P - M)·exp(M - P'), of a later one its inverse.
+    """
+    sides, at = (q_state, k_state), q.shape[-2] // 2
+    sums = [jnp.split(y, 2, axis=-1) for y in sides]
+    middle = [jax.lax.stop_gradient(y[..., at : at + 1, :]) for y in sums[0]]
+    row, column = (difference(y, middle) for y in sums)
+
+    def products():
+        past = einsum("...re,...ce->...rc", q * jnp.exp(row), k * jnp.exp(-column))
+        future = einsum("...re,...ce->...rc", q * jnp.exp(-row), k * jnp.exp(column))
+        return jnp.where(align(jnp.tri(q.shape[-2], dtype=bool), past), past, future)
+
+    steepest = jnp.maximum(jnp.abs(row).max(), jnp.abs(column).max())
+    return jax.lax.cond(steepest <= STEEP, products, lambda: near(q, k, *sides))
 
 
 def near(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:

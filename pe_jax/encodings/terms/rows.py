@@ -43,8 +43,6 @@ class RowSum(RowTerm):
       state: 2C numbers of each token; None: the product is q·k.
     """
 
-    costly_near = True  # rows settle, or fade, within few keys
-
     gate: Callable = static()
     fn: Callable = static()
     numbers: Callable | None = static(default=None)
@@ -53,6 +51,11 @@ class RowSum(RowTerm):
     limit: float | None = static(default=None)
     decays: bool = static(default=False)  # pyright: ignore[reportIncompatibleVariableOverride]
     state: State | None = None
+
+    @property
+    def costly_near(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether rows settle, or fade, within few keys, as where gates are of q·k."""
+        return self.state is None
 
     @property
     def key_width(self):

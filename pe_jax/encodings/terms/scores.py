@@ -42,8 +42,6 @@ class ChannelDecay(ProductTerm):
     a sum is positive. Not with several views.
     """
 
-    costly_near = True
-
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @jax.jit  # its branches are compiled once

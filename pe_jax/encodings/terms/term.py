@@ -89,7 +89,7 @@ class Term:
     along_rows: ClassVar[bool] = False  # a score depends on other keys of its row
     by_head: ClassVar[bool] = True  # axis 0 of its arrays is heads; a head needs its entry alone
     all_heads: ClassVar[bool] = False  # it reads the scores of all heads of a pair
-    costly_near: ClassVar[bool] = False  # a pair costs more near a query: tiles are then smaller
+    costly_near: ClassVar[bool] = False  # far pairs cost little: tiles are then smaller
     has_tile_states: ClassVar[bool] = False  # it has `tile_states`: tiles are then square
     offsets_keys: ClassVar[bool] = False  # it takes a part of each key from the key before it
     cache_step: ClassVar[int | None] = None  # a cache takes at most so many tokens at once
