@@ -31,8 +31,11 @@ ROWS = (
     ("alibi", "ntk", "alibi_2d", "sandwich", "log_length", "key_offset"),
     ("buckets", "rope,nope", "cpb", "wall", "dynamic_ntk", "temperature"),
     ("nope", "cable", "dape", "cayley_string", "learned_grid", "rope_heads", "repo"),
-    ("sinusoidal", "llama3", "sinusoidal_2d", "selective_rope", "SmolLM3", "riflex", "tupe"),
-    ("learned", "longrope", "learned_2d", "kerple", "Llama 4 with windows", "fope"),
+    (
+        *("sinusoidal", "llama3", "sinusoidal_2d", "selective_rope"),
+        *("Llama 4 with windows", "riflex", "tupe"),
+    ),
+    ("learned", "longrope", "learned_2d", "kerple", "SmolLM3", "fope"),
     ("shaw", "rerope", "wavlm", "rope+sink", "dpb", "modded-nanogpt"),
     (
         *("transformer_xl", "self_extend", "grape_ap", "rotated_values"),
