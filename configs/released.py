@@ -29,10 +29,10 @@ metric)? At eight times it: which pattern keeps its loss (primary metric)? Does 
 do what a decaying bias does: is any of the four with windows or layers without positions within
 0.01 nats of ALiBi there, or ahead of it?
 
-`key_offset` and `rope_pp` ask about two proposals, with the same data, model and rates: 35 and 21
-runs, of which 15 and 9 choose rates, an hour and 40 minutes on one CPU core by the pace of four
-layers of attention (90 s a run). Questions, declared before the first run (2026-11-30), each a
-paired difference over five seeds:
+`key_offset` and `rope_pp` ask about two proposals, with the same data, model and rates, in 64 of the
+192 windows: 28 and 21 runs, an hour and 40 minutes together on one CPU core by the pace of a step
+of four layers (0.13 s) and of an evaluation (55 s). Questions, declared before the first result
+(2026-11-30), each a paired difference over five seeds:
 
 - `key_offset`: with the channels that do not turn taken from the key before, in all layers or in
   every fourth (modded-nanogpt, marin), is the loss at 128 below that of RoPE on half of the
@@ -42,6 +42,8 @@ paired difference over five seeds:
   nats? Is it with as large a cache (twice the heads) below RoPE there? Does either fail less than
   RoPE at 1,024, as its paper has it (arXiv 2512.07525) for longer contexts?
 """
+
+import dataclasses
 
 from configs.extrapolation_novels import EVALUATION
 from experiments.running.configs.compare import CompareConfig
@@ -67,7 +69,6 @@ ENCODINGS = {
     ),
     "key_offset": (
         HALF,
-        "rope",
         f"{HALF}+key_offset",
         f"{HALF}*3,{HALF}+key_offset",
         "rope(fraction=0.25)+key_offset(fraction=0.75)",
@@ -77,6 +78,7 @@ ENCODINGS = {
 
 
 def get_config(part: str = "released") -> CompareConfig:
+    windows = EVALUATION.windows if part == "released" else 64
     return CompareConfig(
         workdir="runs/released" + f"_{part}" * (part != "released"),
         data="text:novels",
@@ -93,5 +95,5 @@ def get_config(part: str = "released") -> CompareConfig:
         log_every=100,
         model=ModelConfig(width=96, layers=4, heads=4, head_dim=40),
         optimizer=OptimizerConfig(warmup=60),
-        eval=EVALUATION,
+        eval=dataclasses.replace(EVALUATION, windows=windows),
     )
