@@ -29,10 +29,10 @@ metric)? At eight times it: which pattern keeps its loss (primary metric)? Does 
 do what a decaying bias does: is any of the four with windows or layers without positions within
 0.01 nats of ALiBi there, or ahead of it?
 
-`key_offset` and `rope_pp` ask about two proposals, with the same data, model and rates, in 64 of the
-192 windows: 28 and 21 runs, an hour and 40 minutes together on one CPU core by the pace of a step
-of four layers (0.13 s) and of an evaluation (55 s). Questions, declared before the first result
-(2026-11-30), each a paired difference over five seeds:
+`key_offset` and `rope_pp` ask about two proposals, with the same data, model and rates, in 64
+windows in place of 192: 28 and 21 runs, an hour and 40 minutes together on one CPU core by the pace
+of a step of four layers (0.13 s) and of an evaluation (55 s). Questions, declared before the first
+result (2026-11-30), each a paired difference over five seeds:
 
 - `key_offset`: with the channels that do not turn taken from the key before, in all layers or in
   every fourth (modded-nanogpt, marin), is the loss at 128 below that of RoPE on half of the

@@ -87,14 +87,98 @@ def cameras(poses, height: int, width: int, intrinsics=None, image: Any = None) 
       ValueError: a size below 1; arrays of other shapes; a known last row that is not 0 0 0 1;
         one of intrinsics and `image` without the other.
     """
+    _, projections = _projections(poses, height, width, intrinsics, image)
+    *batch, count = projections.shape[:-2]
+    rows = projections.reshape(*batch, count, 1, 12)
+    patches = grid(height, width).astype(jnp.float32)
+    shape = (*batch, count, height * width)
+    rows, patches = (jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in (rows, patches))
+    return jnp.concatenate([rows, patches], axis=-1).reshape(*batch, -1, 14)
+
+
+NEAREST, FURTHEST = 0.01, 100.0  # depths of points on rays
+FROM_CAMERA = 10.0  # the greatest depth from the camera that looks
+CORNERS = {1: [(0.5, 0.5)], 2: [(0, 0), (1, 1)], 3: [(0, 0), (1, 0), (0, 1)]}  # (x, y) of a patch
+
+
+@python_ints
+def rays(
+    poses, height: int, width: int, near, far, intrinsics=None, image: Any = None, rays: int = 3
+) -> tuple[jax.Array, jax.Array]:
+    """Patches as each camera sees them, for `rayrope`: float32 [*B, C, N, A], [*B, C, C·N, A].
+
+    Wu et al., "RayRoPE", arXiv 2601.15275, as in its released code. N = height·width, A = 3 +
+    6·rays. The first are the patches of a camera in its own frame, for queries, the others those of
+    all cameras in its frame, for keys: the centre of the patch's camera; for each ray x and y of
+    the direction in which that frame's camera sees the point at `near`, then for each its depth, at
+    most 10; the same at `far`. A point behind that camera has the depth of its mirror image.
+
+    A layer that predicts depths gives, of x, two numbers m and s: exp(min(m - s, 3)) and
+    exp(min(m + s, 3)). Where they are known, pass them twice.
+
+    Args:
+      poses: as for `cameras`.
+      height: patches in a column.
+      width: patches in a row.
+      near: depth of the nearest point, [*B, C, N] or [*B, C, N, rays]: between 0.01 and 100, beyond
+        which it is cut.
+      far: the furthest, of the same shape.
+      intrinsics: as for `cameras`.
+      image: as for `cameras`.
+      rays: 1 through a patch's middle, 2 or 3 through its corners.
+
+    Raises:
+      ValueError: as for `cameras`; depths of another shape; a number of rays that is none of these.
+    """
+    require(rays in CORNERS, "rays", rays, "pass 1, 2 or 3")
+    poses, projections = _projections(poses, height, width, intrinsics, image)
+    shape = (*poses.shape[:-2], height * width)
+    fix = f"pass {[*shape]} or {[*shape, rays]}"
+    depths = []
+    for name, depth in {"near": near, "far": far}.items():
+        depth = jnp.asarray(depth, jnp.float32)
+        require(depth.shape in (shape, (*shape, rays)), f"{name}.shape", depth.shape, fix)
+        depth = depth.reshape(*shape, -1).clip(NEAREST, FURTHEST)
+        depths.append(jnp.broadcast_to(depth, (*shape, rays)))
+    corners = np.asarray(grid(height, width))[:, None, ::-1] + np.array(CORNERS[rays])
+    pixels = np.pad(corners / (width, height) - 0.5, ((0, 0), (0, 0), (0, 1)), constant_values=1)
+    on_rays = jnp.stack(depths)[..., None] * pixels.astype(np.float32)  # [2, *B, C, N, rays, 3]
+    x, y, z = jnp.moveaxis(_in_each_frame(projections, on_rays), -1, 0)
+    length = jnp.sqrt(x**2 + y**2 + z**2 + 1e-12)
+    direction = jnp.stack([x / length, y / length], axis=-1)
+    ends = [direction.reshape(*x.shape[:-1], -1), jnp.minimum(abs(z), FROM_CAMERA)]
+    ends = jnp.concatenate(ends, axis=-1)  # [2, *B, C, C, N, 3·rays]
+    centres = _in_each_frame(poses, jnp.zeros((*poses.shape[:-2], 1, 1, 3)))[..., 0, :]
+    centres = jnp.broadcast_to(centres, (*ends.shape[1:-1], 3))
+    seen = jnp.concatenate([centres, *ends], axis=-1)
+    own = jnp.moveaxis(jnp.diagonal(seen, axis1=-4, axis2=-3), -1, -3)
+    return own, seen.reshape(*shape[:-1], -1, seen.shape[-1])
+
+
+def _in_each_frame(maps: jax.Array, points: jax.Array) -> jax.Array:
+    """Points [..., C, N, R, 3], of C frames in every frame: [..., C, C, N, R, 3].
+
+    `maps` [*B, C, 3, 4] are [A b] from the world to the frames.
+    """
+    matrices, shifts = maps[..., :3], maps[..., 3]
+    back = einsum(
+        "...cij,...cnrj->...cnri", jnp.linalg.inv(matrices), points - shifts[..., None, None, :]
+    )
+    moved = einsum("...qij,...cnrj->...qcnri", matrices, back)
+    return moved + shifts[..., None, None, None, :]
+
+
+def _projections(poses, height, width, intrinsics, image) -> tuple[jax.Array, jax.Array]:
+    """Poses and [A b] of `cameras` from its arguments, checked: float32 [*B, C, 3, 4]."""
     _sizes("height, width", (height, width))
     poses = jnp.asarray(poses, jnp.float32)
     ok = poses.ndim > 2 and poses.shape[-2:] in ((3, 4), (4, 4))
     require(ok, "poses.shape", poses.shape, "pass [*B, C, 3, 4] or [*B, C, 4, 4]")
-    projections, last = poses[..., :3, :], concrete(poses[..., 3:, :])
+    poses, last = poses[..., :3, :], concrete(poses[..., 3:, :])
     off = () if last is None else last[(abs(last - (0, 0, 0, 1)) > 1e-3).any(-1)]
     fix = "pass [A b; 0 0 0 1], which maps columns; transpose a matrix that maps rows"
     require(len(off) == 0, "poses: last row", [*off[:1]], fix)
+    projections = poses
     if intrinsics is None:
         require(image is None, "image", image, "pass intrinsics with it")
     else:
@@ -106,11 +190,7 @@ def cameras(poses, height: int, width: int, intrinsics=None, image: Any = None) 
         rows, columns = image
         scale = jnp.asarray([[1 / columns, 0, -0.5], [0, 1 / rows, -0.5], [0, 0, 1]], jnp.float32)
         projections = einsum("ij,...jk,...kl->...il", scale, lenses, projections)
-    rows = projections.reshape(*poses.shape[:-2], 1, 12)
-    patches = grid(height, width).astype(jnp.float32)
-    shape = (*poses.shape[:-2], height * width)
-    rows, patches = (jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in (rows, patches))
-    return jnp.concatenate([rows, patches], axis=-1).reshape(*poses.shape[:-3], -1, 14)
+    return poses, projections
 
 
 @python_ints

@@ -21,6 +21,7 @@ from pe_jax.image_positions import cameras as cameras
 from pe_jax.image_positions import circle as circle
 from pe_jax.image_positions import grid as grid
 from pe_jax.image_positions import multimodal as multimodal
+from pe_jax.image_positions import rays as rays
 from pe_jax.image_positions import resized as resized
 from pe_jax.image_positions import v2pe as v2pe
 from pe_jax.numerics.arrays import require_key

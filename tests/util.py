@@ -42,6 +42,7 @@ TILED, UNGROUPED = Tiled(TileSizes(*BLOCKS, group=(1, 2))), Tiled(TileSizes(*BLO
 # defaults. `causal` is no field: False makes a case that looks both ways.
 SMALL: dict[str, list[dict[str, Any]]] = {
     "learned": [{"length": 40}],
+    "rayrope": [{"rays": 1, "centre": False}],
     "shaw": [{"clip": 3}, {"clip": 2, "values": False, "causal": False}],
     "t5": [
         {"num_buckets": 6, "max_distance": 9},

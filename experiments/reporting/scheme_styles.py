@@ -36,7 +36,7 @@ ROWS = (
         *("Llama 4 with windows", "riflex", "tupe"),
     ),
     ("learned", "longrope", "learned_2d", "kerple", "SmolLM3", "fope"),
-    ("shaw", "rerope", "wavlm", "rope+sink", "dpb", "modded-nanogpt"),
+    ("shaw", "rerope", "wavlm", "rope+sink", "dpb", "modded-nanogpt", "rayrope"),
     (
         *("transformer_xl", "self_extend", "grape_ap", "rotated_values"),
         *("gpt-oss", "layoutlmv3", "prope"),

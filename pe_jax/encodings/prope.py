@@ -13,9 +13,7 @@ A position is 14 numbers: the rows of [A b], then row and column of the patch. `
 makes them, float32. A token without a camera is at 0, which leaves it as it is. No parameters. As
 in the authors' code RoPE has base 100 and turns backwards. P is no rotation: scores grow with
 translations, so scale scenes to a length of about 1.
-
-RayRoPE (arXiv 2601.15275) is not here: it turns keys and values by coordinates of their rays in the
-frame of each query's camera, so that a token has as many keys as there are cameras.
+`rayrope` has the rays of patches instead, in the frame of the camera that looks.
 """
 
 import dataclasses

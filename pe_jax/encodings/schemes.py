@@ -50,6 +50,7 @@ from pe_jax.encodings.rope_mixed import RoPEMixed as rope_mixed
 from pe_jax.encodings.cayley_string import CayleyString as cayley_string
 from pe_jax.encodings.liere import LieRE as liere
 from pe_jax.encodings.prope import PRoPE as prope
+from pe_jax.encodings.rayrope import RayRoPE as rayrope
 from pe_jax.encodings.rope_nd import RoPEND as rope_nd
 from pe_jax.encodings.rope_inner import RoPEInner as rope_inner
 from pe_jax.encodings.mrope import MRoPE as mrope

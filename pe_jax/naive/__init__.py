@@ -38,8 +38,8 @@ _FAMILIES = {
     " stick_breaking dape",
     relative: "shaw transformer_xl deberta tupe",
     rotary: "rope rope_pp rope_heads rope_inner lerope pope fope rerope self_extend dual_chunk xpos"
-    " temperature log_length key_offset bipe rope_2d rope_mixed cayley_string liere prope rope_nd"
-    " mrope",
+    " temperature log_length key_offset bipe rope_2d rope_mixed cayley_string liere prope rayrope"
+    " rope_nd mrope",
 }
 _ADDED = "sinusoidal learned sinusoidal_2d learned_2d learned_grid bipe"
 # Functions by name, of positions and D, of a row, of a row and its weights, and of a row.
@@ -54,6 +54,7 @@ SINKS: dict[str, Callable] = {"sink": contextual.sink}
 AVERAGES: dict[str, Callable] = {
     "rotated_values": rotary.rotated_values,
     "prope": rotary.prope_values,
+    "rayrope": rotary.rayrope_values,
 }
 UNNORMALIZED = {"stick_breaking"}  # no softmax: the weights are exp(score)
 # Settings that only give the sizes and initial values of parameters, as `stddev`, and of which

@@ -346,6 +346,37 @@ def prope_values(row: Row, weights: Array, v: Array, *, base=100.0) -> Array:
     return np.einsum("tfe,hte->htf", maps, moved)
 
 
+def ray_maps(row: Row, width: int, rays: int, base: float, centre: bool) -> Array:
+    """RayRoPE's map of each token's vectors, mean over its depths: [T, width, width]."""
+    periods = np.array([4.0] * 3 * centre + [8.0] * 2 * rays + [80.0] * rays)
+    pairs = width // (2 * len(periods)) * len(periods)
+    theta = (2 * np.pi / periods * base ** np.arange(pairs // len(periods))[:, None]).reshape(-1)
+    maps = np.tile(np.eye(width), (len(row.positions), 1, 1))
+    for each, place in zip(maps, row.positions.astype(float), strict=True):
+        known, ends = place[: 3 * centre], place[3 * centre :].reshape(2, -1)
+        steps = np.concatenate([np.tile(known, (2, 1)), ends], axis=1)
+        angle = np.tile(steps, pairs // len(periods)) * theta
+        share = np.linspace(0, 1, 2**12 + 1)[:, None]
+        turns = np.exp(1j * ((1 - share) * angle[0] + share * angle[1]))
+        mean = (turns[1:] + turns[:-1]).mean(0) / 2  # the trapezoid rule
+        cos, sin = np.diag(mean.real), np.diag(mean.imag)
+        each[: 2 * pairs, : 2 * pairs] = np.block([[cos, sin], [-sin, cos]])
+    return maps
+
+
+def rayrope(row: Row, *, rays=3, base=3.0, centre=True) -> Array:
+    """Wu et al., "RayRoPE", arXiv 2601.15275: (R_i q_i)ᵀ R_j k_j/sqrt(E)."""
+    maps = ray_maps(row, row.q.shape[-1], rays, base, centre)
+    q, k = (np.einsum("tef,htf->hte", maps, x) for x in (row.q, row.k))
+    return products(row._replace(q=q, k=k))
+
+
+def rayrope_values(row: Row, weights: Array, v: Array, *, rays=3, base=3.0, centre=True) -> Array:
+    """Σ weights · R_i* R_j v_j: [H, T, F]."""
+    maps = ray_maps(row, v.shape[-1], rays, base, centre)
+    return np.einsum("tfe,htf->hte", maps, weights @ np.einsum("tef,htf->hte", maps, v))
+
+
 def mrope(
     row: Row,
     *,

@@ -22,6 +22,7 @@ EXEMPT: dict[str, dict[str, str]] = {
         "pope": "it takes magnitudes of channels: norms change, once",
         "fope": "sums of waves are no rotation",
         "prope": "projections change norms; test_prope has the law of a common frame",
+        "rayrope": "uncertain depths shrink; test_rayrope has the law of a common frame",
         "cayley_string": "R_0 is a basis; test_cayley_string has the law for two tokens",
         "rope_pp": "R_0 turns queries of imaginary heads; test_rope_pp has the law for two tokens",
         "liere": "larger generators do not commute; test_liere says when only differences count",
