@@ -168,42 +168,43 @@ def test_a_cache_decodes_in_any_parts_with_padding_anywhere(rule):
     What follows without an id belongs to the last token's document, whatever the ids are.
     """
     built, _ = tiny.build(tiny.config(f"{rule},nope"))
+    run = jax.jit(built)
     ids = np.asarray([[-1, 8, 8, -1, 8, 5, 5, -1], [0, 0, 0, 0, 0, 0, 0, 0]], np.int32)
     rows = tiny.tokens(2, 8)
-    whole = np.asarray(built(rows, segments=ids))
-    assert_close(whole[0, [1, 2, 4]], built(rows[:1, [1, 2, 4]])[0])
-    assert_close(whole[0, 5:7], built(rows[:1, 5:7])[0])
+    whole = np.asarray(run(rows, segments=ids))
+    assert_close(whole[0, [1, 2, 4]], run(rows[:1, [1, 2, 4]])[0])
+    assert_close(whole[0, 5:7], run(rows[:1, 5:7])[0])
     for parts in ((8,), (3, 5), (1,) * 8, (2, 3, 3))[:: 1 if rule == "gated_delta" else 3]:
         cache, out, at = built.init_cache(2, 9, padded=True), [], 0
         for count in parts:
             some = slice(at, at := at + count)
-            logits, cache = built(rows[:, some], segments=ids[:, some], cache=cache)
+            logits, cache = run(rows[:, some], segments=ids[:, some], cache=cache)
             out.append(logits)
         out = np.concatenate(out, 1)
         assert_close(out[ids >= 0], whole[ids >= 0])
     assert cache[0].segment.tolist() == [5, 0]
     beams = [pe_jax.cache.take(layer, np.asarray([1, 1, 0])) for layer in cache]
     again = [jax.tree.map(lambda x: x[jnp.asarray([1, 1, 0])], layer) for layer in cache]
-    following = [built(tiny.tokens(3, 1), cache=each)[0] for each in (beams, again)]
-    told = built(tiny.tokens(3, 1), segments=np.asarray([[0], [0], [5]]), cache=beams)[0]
+    following = [run(tiny.tokens(3, 1), cache=each)[0] for each in (beams, again)]
+    told = run(tiny.tokens(3, 1), segments=np.asarray([[0], [0], [5]]), cache=beams)[0]
     assert_close(following, [told, told])
 
 
 def test_stacked_caches_decode_alike():
     built, _ = tiny.build(tiny.config("gated_delta,rope", layers=4))
-    rows = tiny.tokens(2, 6)
+    run, rows = jax.jit(built), tiny.tokens(2, 6)
     for stacked in (False, True):
         cache = built.init_cache(2, 6, stacked=stacked)
-        first, cache = built(rows[:, :4], cache=cache)
-        last, _ = built(rows[:, 4:], cache=cache)
-        assert_close(np.concatenate([first, last], 1), built(rows))
+        first, cache = run(rows[:, :4], cache=cache)
+        last, _ = run(rows[:, 4:], cache=cache)
+        assert_close(np.concatenate([first, last], 1), run(rows))
 
 
 def test_padding_reaches_nothing_even_if_it_is_not_a_number():
     layer = Recurrence(MODEL, MODEL.windows[0], nnx.Rngs(0, encoding=1))
     x = np.random.default_rng(0).standard_normal((2, 6, 16)).astype(np.float32)
     ids = np.asarray([[-1, -1, 0, 0, 0, 0], [0, 0, 0, -1, 1, 1]])
-    run = lambda x: layer(x, None, None, ids, None)[0]  # noqa: E731
+    run = jax.jit(lambda x: layer(x, None, None, ids, None)[0])
     clean = run(x)
     loud = np.where(ids[..., None] < 0, np.nan, x)
     np.testing.assert_array_equal(run(loud), clean)

@@ -1,5 +1,7 @@
 """Partial key offset against its sources' shifts, and what a document may see of another."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,6 +88,7 @@ def test_a_cache_goes_on_from_the_last_key_of_the_document(window):
     ids = np.int32([-1, 2, 2, -1, 2, -1, 5, 5, 5, 5, -1, 5, 5])[None].repeat(B, 0)
     inputs, own = util.inputs(), {"encoding": "rope+key_offset", "params": NO_PARAMS}
     own |= {"dims": DIMS} | ({} if window is None else {"window": window})
+    extend = jax.jit(functools.partial(pe_jax.cache.extend, **own))
     real = np.flatnonzero(ids[0] >= 0)
     packed = [x[:, real] for x in inputs]
     want = pe_jax.attention(*packed, q_segments=ids[:, real], **own)
@@ -94,9 +97,7 @@ def test_a_cache_goes_on_from_the_last_key_of_the_document(window):
         cache, outs, start = pe_jax.cache.empty(encoding, B, T, DIMS), [], 0
         for size in sizes:
             step = slice(start, start + size)
-            out, cache = pe_jax.cache.extend(
-                cache, *(x[:, step] for x in inputs), segments=ids[:, step], **own
-            )
+            out, cache = extend(cache, *(x[:, step] for x in inputs), segments=ids[:, step])
             outs, start = [*outs, out], start + size
         assert_close(np.concatenate(outs, 1)[:, real], want)
 
@@ -107,13 +108,14 @@ def test_a_model_decodes_padded_prompts_as_it_reads_them_alone():
         encoding=pattern, vocab=17, width=32, heads=4, kv_heads=2, dtype="bfloat16"
     )
     model = Transformer(config, rngs=nnx.Rngs(0, encoding=1))
+    run = jax.jit(model)
     tokens = np.random.default_rng(0).integers(0, 17, (1, 9))
-    alone = model(tokens)
+    alone = run(tokens)
     padded = np.concatenate([np.full((1, 3), 5), tokens], 1)
     ids = np.where(np.arange(12) < 3, -1, 0)[None]
-    _, cache = model(padded[:, :8], segments=ids[:, :8], cache=model.init_cache(1, 12, padded=True))
+    _, cache = run(padded[:, :8], segments=ids[:, :8], cache=model.init_cache(1, 12, padded=True))
     for t in range(8, 12):
-        step, cache = model(padded[:, t : t + 1], segments=ids[:, t : t + 1], cache=cache)
+        step, cache = run(padded[:, t : t + 1], segments=ids[:, t : t + 1], cache=cache)
         assert_close(step[:, 0], alone[:, t - 3], 0.03)
 
 

@@ -78,15 +78,16 @@ def test_only_the_difference_of_positions_counts(m, n):
 def test_a_model_trains_and_decodes_with_the_cache_of_its_variant(pattern):
     model = Transformer(config(pattern, layers=2), rngs=nnx.Rngs(0, encoding=1))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 17, (2, LENGTH)))
-    full, cache = model(tokens), model.init_cache(2, LENGTH)
+    run = jax.jit(model)
+    full, cache = run(tokens), model.init_cache(2, LENGTH)
     assert cache[0].k.shape[1] == SIZES["cache" if "cache" in pattern else "heads"][2]
-    first, cache = model(tokens[:, :4], cache=cache)
+    first, cache = run(tokens[:, :4], cache=cache)
     steps = [first]
     for t in range(4, LENGTH):
-        step, cache = model(tokens[:, t : t + 1], cache=cache)
+        step, cache = run(tokens[:, t : t + 1], cache=cache)
         steps.append(step)
     util.assert_close(jnp.concatenate(steps, 1), full, 1e-5)
-    grads = nnx.grad(lambda m: (m(tokens) ** 2).sum())(model)
+    grads = nnx.jit(nnx.grad(lambda m: (m(tokens) ** 2).sum()))(model)
     assert all(np.isfinite(x).all() and x.any() for x in jax.tree.leaves(grads))
 
 
