@@ -471,6 +471,13 @@ def test_other_encodings_in_a_model_keep_its_weights_whatever_the_pattern_was():
         with_encoding(model, "t5")
 
 
+@pytest.mark.parametrize("spec", ["rope", "gated_delta,fox"])
+def test_no_rows_and_no_tokens_have_no_logits(spec):
+    model, _ = tiny.build(tiny.config(spec))
+    for shape in ((0, 4), (2, 0)):
+        assert model(np.zeros(shape, np.int32)).shape == (*shape, V)
+
+
 def test_stacked_caches_give_what_one_pass_gives():
     pattern = "rope@window=5@sinks=1,fox"  # a ring, and a running sum
     config = ModelConfig(vocab=31, width=16, layers=10, heads=2, kv_heads=1, encoding=pattern)

@@ -57,8 +57,8 @@ class Linear(nnx.Linear):
         """[..., D] → [..., D']."""
         if not alone(devices(inputs)):
             return super().__call__(inputs, out_sharding)
-        rows = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
-        return rows.reshape(*inputs.shape[:-1], -1)
+        rows = super().__call__(jax.lax.collapse(inputs, 0, -1), out_sharding)
+        return rows.reshape(*inputs.shape[:-1], rows.shape[-1])
 
 
 def linear(
@@ -129,7 +129,7 @@ class Attention(nnx.Module):
             )
         else:
             y, cache = caches.extend(cache, q, k, v, positions, segments=segments, **options)
-        return self.out(y.reshape(*x.shape[:-1], -1)), cache
+        return self.out(jax.lax.collapse(y, -2)), cache
 
     def options(self, x, shared) -> dict[str, Any]:
         """What the layer passes to `pe_jax.attention` beside its vectors."""
@@ -145,19 +145,22 @@ class Attention(nnx.Module):
 
     def vectors(self, x):
         """Queries [B, T, H, E], keys and values [B, T, K, E] before the encoding."""
-        rows = (*x.shape[:-1], -1, self.dims.head_dim)
-        q, k, v = (projection(x).reshape(rows) for projection in (self.q, self.k, self.v))
+        q, k, v = (self._heads(projection(x)) for projection in (self.q, self.k, self.v))
         if self.config.qk_norm:
             q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
         if q.shape[-2] < self.dims.heads:  # neighbouring heads share a query
             q = jnp.repeat(q, self.dims.heads // q.shape[-2], axis=-2)
         return (q if self.fold == 1 else self.fold * q), k, v
 
+    def _heads(self, y):
+        """[B, T, H·E] → [B, T, H, E], of no tokens too."""
+        return y.reshape(*y.shape[:-1], y.shape[-1] // self.dims.head_dim, self.dims.head_dim)
+
     def _normed(self, norm, y):
         """[B, T, H, E], normalised per head or over all heads."""
         if self.config.qk_norm_over == "head":
             return norm(y)
-        return norm(y.reshape(*y.shape[:-2], -1)).reshape(y.shape)
+        return norm(jax.lax.collapse(y, -2)).reshape(y.shape)
 
 
 class Recurrence(Attention):
@@ -235,7 +238,7 @@ class Recurrence(Attention):
 
     def _tokens(self, x, documents, is_token, past):
         """What `out` projects [B, T, H·E], and the cache; tokens come before padding."""
-        rows = (*x.shape[:-1], self.dims.heads, -1)
+        rows = (*x.shape[:-1], self.dims.heads, self.dims.head_dim)
         inputs = jnp.stack([self.q(x), self.k(x), self.v(x)], -2)
         y = jax.nn.silu(gated_delta.convolve(self.taps[...], inputs, past.inputs, documents))
         q, k, v = (y[:, :, n].reshape(rows).astype(jnp.float32) for n in range(3))
@@ -255,7 +258,7 @@ class Recurrence(Attention):
         )
         gate = jax.nn.silu(self.gate(x).reshape(rows))
         out = self.out_norm(out.astype(x.dtype)) * gate
-        return out.reshape(*x.shape[:-1], -1), past._replace(
+        return jax.lax.collapse(out, -2), past._replace(
             state=state, inputs=self._last(inputs, documents, is_token, past.inputs)
         )
 

@@ -15,14 +15,14 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pe_jax import hf
 from pe_jax.encodings.base import Recurrent
@@ -71,7 +71,8 @@ def model(
 
     Raises:
       ValueError: a config that `families.read` refuses; a tensor that no entry of the family takes,
-        that is missing, or of another shape than the config says, with its name and shapes.
+        that is missing, of another shape than the config says, or not finite in `dtype`, with its
+        name.
     """
     name = jnp.dtype(dtype).name
     if name not in DTYPES:
@@ -97,16 +98,22 @@ def model(
     wanted = {name: entry.shape for entry in entries for name in entry.names}
     _check_tensors(family, config, wanted, names, used, checkpoint.tensors.shapes)
     arrays: dict[str, jax.Array] = {}
+    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    are_finite = jax.jit(_are_finite, static_argnums=1, out_shardings=everywhere)
 
-    def put(path: str, array: np.ndarray) -> None:
+    def put(path: str, array: np.ndarray, sources: Sequence[str]) -> None:
         array = array.astype(dtype, copy=False)
         arrays[path] = jax.device_put(array, places[path]) if places else jnp.asarray(array)
+        finite = np.atleast_1d(are_finite(arrays[path], int(len(sources) > 1)))
+        if not finite.all():
+            fix = f"has numbers that are not finite as {array.dtype}; get the file again"
+            raise ConfigError(f"tensor {sources[finite.argmin()]} {fix}")
 
     for path, array in positions.items():
         if array.shape != shapes[path]:
             sizes = f"{list(array.shape)}, where the config says {list(shapes[path])}"
             raise ConfigError(f"tensors {sorted(used)} of positions have shape {sizes}")
-        put(path, array)
+        put(path, array, [", ".join(sorted(used))])
     for entry in entries:
         buffers = {path: np.empty(shapes[path], dtype) for path in entry.paths}
         for repeat, name in enumerate(entry.names):
@@ -114,7 +121,7 @@ def model(
             for path, part in zip(entry.paths, entry.read(tensor, config.dims), strict=True):
                 buffers[path][repeat if entry.stacked else ...] = part
         for path in entry.paths:
-            put(path, buffers.pop(path))
+            put(path, buffers.pop(path), [names[name] for name in entry.names])
     if config.tied:
         _check_tied(family, checkpoint.tensors, names)
     params = jax.tree_util.tree_map_with_path(lambda path, _: arrays[path_name(path)], abstract)
@@ -265,6 +272,11 @@ def _positions(
         stacked = jax.tree.map(lambda *x: np.stack(x), *own)
         arrays |= _by_path({"blocks": {slot: {"attention": {"params": stacked}}}})
     return {path: np.asarray(x) for path, x in arrays.items()}, state.used
+
+
+def _are_finite(x: jax.Array, axes: int) -> jax.Array:
+    """Whether all numbers are finite, for each index of the first `axes`."""
+    return jnp.isfinite(x).all(range(axes, x.ndim))
 
 
 def _check_tensors(

@@ -214,6 +214,24 @@ def test_a_tensor_that_does_not_fit_is_named(checkpoint, message):
     assert str(info.value).startswith(message)
 
 
+@pytest.mark.parametrize("number", [np.nan, -np.inf])
+@pytest.mark.parametrize(
+    "case, name",
+    [
+        ("llama", "model.layers.3.mlp.up_proj.weight"),
+        ("llama", "model.norm.weight"),
+        ("gpt2", "transformer.wpe.weight"),
+    ],
+)
+def test_a_tensor_that_is_not_finite_is_named(case, name, number):
+    checkpoint = recorded.checkpoint(recorded.load()[case])
+    damaged = np.array(checkpoint.tensors[name])
+    damaged.flat[-1] = number
+    checkpoint = recorded.of({**checkpoint.tensors, name: damaged}, checkpoint.config)
+    with pytest.raises(ValueError, match=f"^tensor {name} has numbers that are not finite as flo"):
+        load.model(checkpoint)
+
+
 WRONG_KEYS = {  # a case, keys of its config, the words of the error
     "llama": [
         ({"hidden_act": "relu2"}, "hidden_act='relu2': not known; choose of gelu"),
