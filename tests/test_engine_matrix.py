@@ -124,7 +124,8 @@ MATRIX = {
     "every kind": on(EACH, f"clipped(clip=3)+shaw(clip=5)+{DEBERTA}+alibi", window=25, **ALL),
     "no horizon, packed": on(EACH, "dpb(hidden=3,depth=1)+kerple", **ALL, **PACKED),
     "no horizon, elsewhere": on("gpu", "dpb(hidden=3,depth=1)+alibi", **ALL, **CROWDED),
-    "vectors without a horizon": on("tiles tpu", "transformer_xl", **ALL, **PACKED),
+    "vectors without a horizon": on(EACH, "transformer_xl", **ALL, **PACKED),
+    "vectors of keys and queries, pairs": on("gpu", f"{DEBERTA}+fire(width=3)+alibi", window=20),
     "several scales": on(EACH, SCALED),
     "sink": on(EACH, "sink+rope", window=9, **PACKED),
     # Pairs: in chunks of queries, where a kernel has any.

@@ -16,7 +16,7 @@ import pytest
 import pe_jax
 from pe_jax.encodings.terms import DistanceBias, DistanceFormula
 from pe_jax.engines.kernels.gpu import engine, operands
-from tests.calls import LENGTH, answer, attend, equations, step
+from tests.calls import LENGTH, answer, assert_dense, attend, equations, step
 from tests.calls import operands as numbers
 from tests.util import DIMS, H, random_params
 
@@ -100,6 +100,14 @@ def test_kernels_lower_for_cuda(spec):
     assert text.count("xla.gpu.triton") == 3 + (spec == WAVE)  # forward, queries, keys, diagonals
 
 
+def test_vectors_of_too_many_distances_are_multiplied_in_chunks(monkeypatch):
+    monkeypatch.setattr(engine, "MAX_DISTANCES", 8)
+    for spec in ("deberta(buckets=None,max_distance=9)+alibi", "shaw(clip=9,values=False)"):
+        chunked = answer(lambda *call: engine.in_chunks(*call[:4]), spec)
+        assert any(chunked)
+        assert_dense(["gpu"], spec, window=20)
+
+
 # What they refuse.
 
 
@@ -128,11 +136,10 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
 @pytest.mark.parametrize(
     "spec, qkv, options, reason",
     [
-        ("transformer_xl", None, {}, "vectors of distances where a term has no horizon"),
-        (f"shaw+{WAVE}", None, {}, "vectors of distances where a term has no horizon"),
+        (f"shaw+{WAVE}", None, {}, "vectors of values beside biases of pairs, or of over 2048"),
         ("shaw", None, {"q_positions": np.arange(LENGTH) // 2}, "vectors of distances at explicit"),
-        ("shaw+fire", None, {}, "vectors of distances beside biases of pairs"),
-        ("shaw(clip=2000)", numbers(2500), {"causal": False}, "4001 distances of vectors"),
+        ("shaw+fire", None, {}, "vectors of values beside biases of pairs"),
+        ("shaw(clip=2000)", numbers(2500), {"causal": False}, "vectors of values beside"),
         ("nope", None, {"window": 5, "sinks": 3}, "it has no attention sinks of a window"),
         ("nope", numbers(4, width=300), {}, "heads of width 300"),
         ("nope", HALVES, {}, "operands in bfloat16 and float32"),

@@ -175,8 +175,7 @@ def test_nothing_is_checked_for_calls_that_no_kernel_runs(kernels):
     [
         ("rope", {"window": 40, "sinks": 3}, "it has no attention sinks of a window"),
         ("shaw", {"q_positions": np.arange(LENGTH) // 2}, "vectors of distances at explicit"),
-        ("shaw+fire", {}, "vectors of distances beside biases of pairs"),
-        ("transformer_xl", {}, "vectors of distances where a term has no horizon"),
+        ("shaw+fire", {}, "vectors of values beside biases of pairs"),
     ],
 )
 def test_what_kernels_of_gpus_refuse_runs_in_tiles(kernels, caplog, spec, options, reason):

@@ -1,9 +1,11 @@
 """Scores of terms that no kernel computes, for one chunk of queries after the other.
 
 A bias of pairs (class tokens, FIRE), of distances of several axes (Swin), or of distances that are
-not known beforehand is a function of JAX on positions, learned or not. XLA evaluates it once for
-all heads, and all rows of the batch that share positions, for as many queries as make a chunk:
-[B or 1, H or 1, R, S], which the kernels read tile by tile. They write the gradient of each score
+not known beforehand is a function of JAX on positions, learned or not; so are products with vectors
+of any distance (Transformer-XL). XLA evaluates it once for all heads, and all rows of the batch
+that share positions, for as many queries as make a chunk: [B or 1, H or 1, R, S], which the kernels
+read tile by tile. At contiguous positions a term of distances is evaluated once per distance of a
+chunk (`Line`). The kernels write the gradient of each score
 of the chunk, and XLA pulls it back through the function: no atomics, and memory for one chunk.
 Under a causal mask a chunk meets no keys past the end of its group: with four groups, 5/8 of all
 pairs are evaluated.
@@ -19,7 +21,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.encodings.terms import DistanceScores, Side, Tokens
+from pe_jax.encodings.terms.diagonals import Line
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
 
@@ -123,7 +126,7 @@ def _of_chunk(
         biases = []
         for term, here, *states in zip(terms, in_chunks, q.states, k.states, strict=True):
             if here:
-                scores = term.scores(q, k, tuple(states))
+                scores = _scores(spec, term, q, k, tuple(states))
                 biases.append(scores * scale if term.scaled else scores)
         return functools.reduce(jnp.add, biases)
 
@@ -144,6 +147,17 @@ def _of_chunk(
 
     policy = jax.checkpoint_policies.save_only_these_names(common.SAVED)
     return jax.checkpoint(of_chunk, policy=policy, prevent_cse=False)
+
+
+def _scores(spec: AttentionSpec, term: Any, q: Side, k: Side, states: tuple) -> jax.Array:
+    """The scores of a term for a chunk of a call with this spec: [B or 1, H or 1, R, S]."""
+    if not (spec.contiguous and isinstance(term, DistanceScores)):
+        return term.scores(q, k, states)
+    rows, columns = q.x.shape[2], k.tokens.positions.shape[1]
+    greatest = q.tokens.positions[0, 0] - k.tokens.positions[0, 0] + rows - 1
+    distance = greatest - jnp.arange(rows + columns - 1, dtype=jnp.int32)
+    scores = term.along(Line(term.at(distance), rows - 1), q, k, states)
+    return jnp.broadcast_to(scores, (*scores.shape[:2], rows, columns))
 
 
 def _split(x: jax.Array | None, axis: int, size: int) -> Any:

@@ -10,8 +10,9 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
   horizon, which vectors must have. XLA evaluates them once, adds up those of one kind, and
   multiplies vectors with q, k or a state. A tile near the diagonal loads its entries from there; a
   tile past the horizon takes one number per head, row or column;
-* a bias of two positions, and beside one or at explicit positions a bias of distances, is an array
-  of biases for one chunk of queries after the other (`query_chunks`);
+* a bias of two positions is an array of biases for one chunk of queries after the other
+  (`query_chunks`). So are biases of distances at explicit positions, products with vectors of more
+  distances than a table holds (Transformer-XL has no horizon), and what is beside any of these;
 * where only biases that decay are added, each block skips the blocks of keys that cannot matter
   (`common.blocks_that_matter`).
 
@@ -52,8 +53,8 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     products = sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
     width = max(q.x.shape[-1] + products, v.shape[-1])
     relative = bool(select(terms, kinds.DistanceVectors))
-    chunked = any(in_chunks(spec, terms))
-    low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
+    values = bool(select(terms, kinds.RelativeValues))
+    chunked = any(in_chunks(spec, terms, q, k))
     axes = q.tokens.positions.shape[2:]
     reasons = {
         "a GPU that is not NVIDIA's": launches.architecture() is None,
@@ -63,24 +64,27 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         and bool(select(terms, kinds.DistanceFormula)),
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
         "vectors of distances at explicit positions": relative and not spec.contiguous,
-        "vectors of distances beside biases of pairs": relative and chunked,
-        "vectors of distances where a term has no horizon": relative
-        and common.horizon(terms) is None,
-        f"{high - low + 1} distances of vectors (at most {MAX_DISTANCES})": relative
-        and high - low + 1 > MAX_DISTANCES,
+        f"vectors of values beside biases of pairs, or of over {MAX_DISTANCES} distances": values
+        and chunked,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def in_chunks(spec: AttentionSpec, terms: tuple) -> tuple[bool, ...]:
+def in_chunks(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[bool, ...]:
     """Whether each term is computed in chunks of queries.
 
-    Where one term is computed in chunks of queries, so are biases of distances: kernels find these
+    Where one term is computed in chunks of queries, so are those of distances: kernels find these
     by the indices of tokens in the row.
     """
-    explicit = not spec.contiguous or bool(select(terms, kinds.PairBias))
-    of_pairs = (kinds.PairBias, kinds.DistanceBias) if explicit else ()
-    return tuple(isinstance(term, of_pairs) for term in terms)
+    low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
+    is_wide = common.horizon(terms) is None or high - low >= MAX_DISTANCES
+    chunked = (
+        not spec.contiguous
+        or bool(select(terms, kinds.PairBias))
+        or (is_wide and bool(select(terms, kinds.DistanceVectors)))
+    )
+    of_pairs = (kinds.PairBias, kinds.DistanceBias, kinds.DistanceProducts)
+    return tuple(chunked and isinstance(term, of_pairs) for term in terms)
 
 
 def _of_chunk(spec: AttentionSpec) -> AttentionSpec:
@@ -91,7 +95,7 @@ def _of_chunk(spec: AttentionSpec) -> AttentionSpec:
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
     """Number of tokens for whole blocks, a part of one, and pairs past the horizon of tables."""
     longest = _launches(spec, terms, q, k, v).longest
-    chunked = in_chunks(spec, terms)
+    chunked = in_chunks(spec, terms, q, k)
     near = max(map(abs, common.horizon(query_chunks.kept(chunked, terms)) or (0,)))
     return query_chunks.sample_length(chunked, longest, min(near, LONGEST_NEAR))
 
@@ -114,7 +118,7 @@ def attend(
     """
     q, k = with_products(spec, terms, q, k)
     by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
-    if any(chunked := in_chunks(spec, terms)):
+    if any(chunked := in_chunks(spec, terms, q, k)):
         longest = _launches(spec, terms, q, k, v, sizes, arch).longest
         of_chunk = functools.partial(by_kernels, _of_chunk(spec))
         rows = query_chunks.length(longest, q, k)
@@ -132,7 +136,7 @@ def _launches(
     arch: int | None = None,
 ) -> launches.Launches:
     """The launches of a call, whether or not it is computed in chunks of queries."""
-    chunked = in_chunks(spec, terms)
+    chunked = in_chunks(spec, terms, q, k)
     spec = _of_chunk(spec) if any(chunked) else spec
     terms, q, k = query_chunks.of_kernels(chunked, terms, q, k)
     return operands.make_plan(spec, terms, q, k, v, sizes, False, arch, any(chunked)).launches
