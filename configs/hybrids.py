@@ -18,12 +18,7 @@ Questions, declared before the first result (2026-11-29), beside the two of ever
    and at 1,024? If no interval excludes 0.01 nats either way, order comes from the recurrence.
 3. Does the hybrid with NoPE keep its loss from 128 to 1,024, as ALiBi does alone?
 
-The same schemes on state tracking and retrieval:
-
-    python -m experiments.tasks --config=configs/tasks_decoders.py --config.model.layers=4 \
-      --config.workdir=runs/tasks_hybrids --encodings=rope --encodings=nope \
-      --encodings='gated_delta*3,rope' --encodings='gated_delta*3,nope' \
-      --encodings='gated_delta*3,alibi'
+The same schemes on state tracking and retrieval: configs/tasks_decoders.py:hybrids.
 """
 
 import dataclasses
