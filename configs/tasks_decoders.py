@@ -22,7 +22,6 @@ import dataclasses
 from experiments.running.configs.tasks import TasksConfig
 from pe_jax.models.config import ModelConfig
 
-
 HYBRIDS = ("gated_delta*3,nope", "gated_delta*3,rope", "gated_delta*3,alibi")
 
 
