@@ -107,7 +107,7 @@ def model(
         finite = np.atleast_1d(are_finite(arrays[path], int(len(sources) > 1)))
         if not finite.all():
             fix = f"has numbers that are not finite as {array.dtype}; get the file again"
-            raise ConfigError(f"tensor {sources[finite.argmin()]} {fix}")
+            raise ConfigError(f"tensor {sources[int(finite.argmin())]} {fix}")
 
     for path, array in positions.items():
         if array.shape != shapes[path]:
