@@ -31,7 +31,7 @@ from pe_jax.training.paths import local
 
 REFERENCE = "rope"
 TRAINED = {
-    **{"novels": 128, "released": 128, "larger": 512},
+    **{"novels": 128, "released": 128, "hybrids": 128, "larger": 512},
     **{"extrapolation": 64, "field_2026": 64, "compare": 64},
 }
 PATTERNS = {  # too long for a figure → who has them
