@@ -32,6 +32,7 @@ TITLES = {
     " tokens (Holm)",
     "steps": "nope and sinusoidal above at 128 tokens; 6 of 7 schemes below at 1,024 tokens (Holm)",
 }
+COMPARED = {"released": 24, "field_2026": 20, "compare": 17, "hybrids": 8}  # verdicts
 
 
 @pytest.mark.parametrize("stem", results_docs.TRAINED)
@@ -42,7 +43,7 @@ def test_the_figure_of_differences_has_the_numbers_of_the_verdicts(stem):
     means = {(name, length): mean for name, _, length, mean, *_ in drawn.rows}
     decided = table.read_csv(FIGURES / f"{stem}_verdicts.csv")
     compared = [row for row in decided if row["difference"]]
-    assert len(compared) == {"released": 24, "field_2026": 20, "compare": 17, "hybrids": 8}.get(stem, 10)
+    assert len(compared) == COMPARED.get(stem, 10)
     for row in compared:
         name = results_docs.PATTERNS.get(row["encoding"], row["encoding"])
         assert means[name, int(row["length"])] == pytest.approx(float(row["difference"]))

@@ -9,20 +9,15 @@ import pe_jax
 from pe_jax import naive
 from pe_jax import positions as pos
 from tests import util
+from tests.encodings.test_prope import COLUMNS, IMAGE, ROWS, B, C, views
 
-B, C, ROWS, COLUMNS, N = 2, 3, 2, 3, 6  # batch, cameras, patches
-IMAGE = (48, 80)  # pixels: height, width
+N = ROWS * COLUMNS  # patches of an image
 OFFSETS = {1: [(0.5, 0.5)], 2: [(0, 0), (1, 1)], 3: [(0, 0), (1, 0), (0, 1)]}
 
 
-def scene(rays=3):
+def scene():
     """Poses [B, C, 4, 4], lenses in pixels, and depths [B, C, N] of a network's m and s."""
-    rng, poses = np.random.default_rng(1), np.tile(np.eye(4), (B, C, 1, 1))
-    turns = np.linalg.qr(rng.standard_normal((B, C, 3, 3)))[0]
-    poses[..., :3, :3] = turns * np.linalg.det(turns)[..., None, None]
-    poses[..., :3, 3] = rng.standard_normal((B, C, 3))
-    lenses = np.tile(np.diag([70.0, 60, 1]), (B, C, 1, 1))
-    lenses[..., :2, 2] = rng.uniform(20, 40, (B, C, 2))
+    rng, (poses, lenses) = np.random.default_rng(1), views()
     m, s = rng.standard_normal((B, C, N)), rng.uniform(0.1, 1, (B, C, N))
     return poses, lenses, np.exp(np.minimum(m - s, 3)), np.exp(np.minimum(m + s, 3))
 
