@@ -130,7 +130,7 @@ def rays(
     Raises:
       ValueError: as for `cameras`; depths of another shape; a number of rays that is none of these.
     """
-    require(rays in CORNERS, "rays", rays, "pass 1, 2 or 3")
+    require(is_int(rays, 1) and rays in CORNERS, "rays", rays, "pass 1, 2 or 3")
     poses, projections = _projections(poses, height, width, intrinsics, image)
     shape = (*poses.shape[:-2], height * width)
     fix = f"pass {[*shape]} or {[*shape, rays]}"

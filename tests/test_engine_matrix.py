@@ -244,14 +244,19 @@ def test_the_same_bits_each_time(engine):
     jax.tree.map(np.testing.assert_array_equal, *(util.jit(run)(*arrays) for _ in range(2)))
 
 
-@pytest.mark.parametrize("engine", ["gpu", "tpu"])
-def test_later_chunks_of_queries_meet_more_keys(engine, monkeypatch):
+PAIRS = f"fire(width=3)+{T5}+fox"
+
+
+@pytest.mark.parametrize(
+    "engine, spec", [("gpu", PAIRS), ("tpu", PAIRS), ("gpu", f"transformer_xl+{T5}+fox")]
+)
+def test_later_chunks_of_queries_meet_more_keys(engine, spec, monkeypatch):
     """Of 5 chunks of 16 queries, the last one of 6."""
     monkeypatch.setattr(query_chunks, "BLOCKS", 1)
     monkeypatch.setattr(query_chunks, "GROUPS", 2)
     ids = {"q_segments": np.repeat([[0, 1, -1, 2], [3, 3, 3, -2]], [10, 15, 3, 42], axis=1)}
     at = {"q_positions": np.arange(7, 217, 3)} if engine == "tpu" else {}
-    assert_dense([engine], f"fire(width=3)+{T5}+fox", length=70, **ids, **at)
+    assert_dense([engine], spec, length=70, **ids, **at)
 
 
 @pytest.mark.parametrize(

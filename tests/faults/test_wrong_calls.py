@@ -549,6 +549,7 @@ FUNCTIONS: Calls = [
     (lambda: positions.cameras(POSES, 2, 3, np.eye(3)[None]), "image=None: pass (height, width)"),
     (lambda: positions.rays(POSES, 2, 3, np.ones((1, 5)), 1), "near.shape=(1, 5): pass [1, 6] or"),
     (lambda: positions.rays(POSES, 2, 3, 1, 1, rays=4), "rays=4: pass 1, 2 or 3"),
+    (lambda: positions.rays(POSES, 2, 3, 1, 1, rays=[1]), "rays=[1]: pass 1, 2 or 3"),
     (lambda: naive.attention("rope", Q, K_, V), "pass those of one row"),
 ]
 TABLES = (ATTENTION, NAMED, EMBED, CACHE, MASKS, HUGGING_FACE, FUNCTIONS)

@@ -4,8 +4,8 @@ A bias of pairs (class tokens, FIRE), of distances of several axes (Swin), or of
 not known beforehand is a function of JAX on positions, learned or not; so are products with vectors
 of any distance (Transformer-XL). XLA evaluates it once for all heads, and all rows of the batch
 that share positions, for as many queries as make a chunk: [B or 1, H or 1, R, S], which the kernels
-read tile by tile. At contiguous positions a term of distances is evaluated once per distance of a
-chunk (`Line`). The kernels write the gradient of each score
+read tile by tile. At contiguous positions a term of distances is evaluated once per distance of the
+call, of which a chunk takes its part (`Line`). The kernels write the gradient of each score
 of the chunk, and XLA pulls it back through the function: no atomics, and memory for one chunk.
 Under a causal mask a chunk meets no keys past the end of its group: with four groups, 5/8 of all
 pairs are evaluated.
@@ -92,11 +92,14 @@ def attend(
         ends = [count * n // GROUPS for n in range(GROUPS + 1)]
         spans = (slice(*pair) for pair in zip(ends, ends[1:], strict=False))
         groups = [(span, min(keys, span.stop * rows)) for span in spans]
+    lines = _lines(spec, terms, in_chunks, count * rows, keys + -keys % (key_chunk or 1))
     results = []
     for span, end in groups:
         x, raw, states = jax.tree.map(lambda x, end=end: x[:, :, :end], (k.x, k.raw, k.states))
         visible = Side(x, raw, states, jax.tree.map(lambda x, end=end: x[:, :end], k.tokens))
-        of_chunk = _of_chunk(by_kernels, in_chunks, spec, terms, visible, v[:, :, :end], key_chunk)
+        of_chunk = _of_chunk(
+            by_kernels, in_chunks, spec, terms, lines, visible, v[:, :, :end], key_chunk
+        )
         results.append(jax.lax.map(of_chunk, jax.tree.map(lambda x, span=span: x[span], chunks)))
 
     def join(*arrays):  # [chunks, B, H, R, F] → [B, H, T, F]
@@ -112,11 +115,12 @@ def _of_chunk(
     in_chunks: tuple[bool, ...],
     spec: AttentionSpec,
     terms: tuple,
+    lines: tuple[Callable | None, ...],
     k: Side,
     v: jax.Array,
     key_chunk: int | None,
 ) -> Callable:
-    """Attention of a chunk: a function of its queries."""
+    """Attention of a chunk: a function of its queries; `lines` as `_lines` gives them."""
     dtypes = jax.tree.map(lambda x: x.dtype, (k.x, k.raw, v))
     # Gradients of keys and values are added up over chunks, in float32.
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), (k.x, k.raw, v))
@@ -124,9 +128,10 @@ def _of_chunk(
 
     def of_pairs(q, k):  # float32 [B or 1, H or 1, R, S]
         biases = []
-        for term, here, *states in zip(terms, in_chunks, q.states, k.states, strict=True):
+        each = zip(terms, in_chunks, lines, q.states, k.states, strict=True)
+        for term, here, line, *states in each:
             if here:
-                scores = _scores(spec, term, q, k, tuple(states))
+                scores = _scores(term, line, q, k, tuple(states))
                 biases.append(scores * scale if term.scaled else scores)
         return functools.reduce(jnp.add, biases)
 
@@ -149,15 +154,37 @@ def _of_chunk(
     return jax.checkpoint(of_chunk, policy=policy, prevent_cse=False)
 
 
-def _scores(spec: AttentionSpec, term: Any, q: Side, k: Side, states: tuple) -> jax.Array:
-    """The scores of a term for a chunk of a call with this spec: [B or 1, H or 1, R, S]."""
-    if not (spec.contiguous and isinstance(term, DistanceScores)):
+def _lines(
+    spec: AttentionSpec, terms: tuple, in_chunks: tuple[bool, ...], queries: int, keys: int
+) -> tuple[Callable | None, ...]:
+    """For each term computed here at contiguous positions, the `Line` of a chunk's sides.
+
+    Vectors of distances may be products of large matrices: they are made once, not by chunk. Of
+    whole chunks of `queries` and of `keys`.
+    """
+    distance = queries - 1 - jnp.arange(queries + keys - 1, dtype=jnp.int32)
+
+    def line(values, q, k):
+        rows, columns = (side.tokens.positions.shape[1] for side in (q, k))
+        first = queries - rows - q.tokens.positions[0, 0] + k.tokens.positions[0, 0]
+        part = jax.lax.dynamic_slice_in_dim(values, first, rows + columns - 1, axis=1)
+        return Line(part, rows - 1)
+
+    return tuple(
+        functools.partial(line, term.at(distance))
+        if here and spec.contiguous and isinstance(term, DistanceScores)
+        else None
+        for term, here in zip(terms, in_chunks, strict=True)
+    )
+
+
+def _scores(term: Any, line: Callable | None, q: Side, k: Side, states: tuple) -> jax.Array:
+    """The scores of a term for a chunk: [B or 1, H or 1, R, S]."""
+    if line is None:
         return term.scores(q, k, states)
-    rows, columns = q.x.shape[2], k.tokens.positions.shape[1]
-    greatest = q.tokens.positions[0, 0] - k.tokens.positions[0, 0] + rows - 1
-    distance = greatest - jnp.arange(rows + columns - 1, dtype=jnp.int32)
-    scores = term.along(Line(term.at(distance), rows - 1), q, k, states)
-    return jnp.broadcast_to(scores, (*scores.shape[:2], rows, columns))
+    scores = term.along(line(q, k), q, k, states)
+    sides = (side.tokens.positions.shape[1] for side in (q, k))
+    return jnp.broadcast_to(scores, (*scores.shape[:2], *sides))
 
 
 def _split(x: jax.Array | None, axis: int, size: int) -> Any:
