@@ -10,11 +10,14 @@ positions what came before. As in configs/tasks.py, each learning rate is tried 
 and for encodings with parameters each with multiples. 240 runs: an hour and a quarter on two CPU
 cores.
 
-`hybrids`: four of these tasks in four layers, of attention alone and of three gated delta rules and
-one attention (configs/hybrids.py). 120 runs; not run. Questions, declared beforehand (2026-11-30):
-beyond 16 symbols, does a recurrence keep state that four layers of attention lose (the order after
-swaps, the last bit)? Does one layer of attention look up as well as four, and does it need
-positions for that?
+`hybrids`: two lookups and two tasks of state in four layers, of attention alone and of three gated
+delta rules and one attention (configs/hybrids.py), also without the convolution of the recurrent
+layers (taps=1). The lookups are those of configs/retrieval.py: nobody learned *recall all*. About
+180 runs: two hours on one CPU core. Questions, declared before the first run (2026-11-30), on whole
+answers at 24 symbols, minus RoPE (five seeds, paired, Holm over the five of a task): Does one layer
+of attention find values by their keys as well as four, and does it need positions for that, which
+four layers of attention do (NoPE, MQAR)? Does a recurrence keep the last bit written and the order
+after swaps where attention loses them? Without the convolution, which of this remains?
 """
 
 import dataclasses
@@ -22,7 +25,12 @@ import dataclasses
 from experiments.running.configs.tasks import TasksConfig
 from pe_jax.models.config import ModelConfig
 
-HYBRIDS = ("gated_delta*3,nope", "gated_delta*3,rope", "gated_delta*3,alibi")
+HYBRIDS = (
+    "gated_delta*3,nope",
+    "gated_delta*3,rope",
+    "gated_delta*3,alibi",
+    "gated_delta(taps=1)*3,nope",
+)
 
 
 def get_config(part: str = "attention") -> TasksConfig:
@@ -33,8 +41,12 @@ def hybrids() -> TasksConfig:
     return dataclasses.replace(
         attention(),
         workdir="runs/tasks_hybrids",
+        measure="answers",
+        primary=(24,),
         encodings=("nope", "rope", *HYBRIDS),
-        tasks=("recall_all", "needles", "permutations", "flip_flop"),
+        tasks=("mqar", "needles_continued", "flip_flop", "permutations"),
+        rates=(3e-3, 1e-2),
+        rate_rounds=2,
         model=ModelConfig(causal=True, layers=4),
     )
 
