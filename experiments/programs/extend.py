@@ -16,7 +16,12 @@ from experiments.running.extension.runs import Methods, longer, needles, target
 from experiments.running.process.devices import run_meshes
 from experiments.running.process.errors import one_line_errors
 from experiments.running.schedule import driver
-from experiments.running.training.training_loop import Source, batches, open_source
+from experiments.running.training.training_loop import (
+    Source,
+    batches,
+    check_defined,
+    open_source,
+)
 from pe_jax.encodings.registry import Spec
 from pe_jax.encodings.rope import RoPE
 from pe_jax.training import data, passkeys, sharding
@@ -44,6 +49,7 @@ def check(
         runs.append(longer(config, other, other.config.model.encoding, other.folder))
     for run in runs:
         run.model.check()
+        check_defined(run)
     searched = [spec for spec in specs if "{searched}" in spec]
     equal = [s for s, m in zip(specs, models, strict=True) if models.count(m) > 1]
     if equal:

@@ -1,4 +1,4 @@
-"""Models of other encodings beside extended ones: as trained, the same questions, by seed."""
+"""Models of other encodings beside extended ones: the same fine-tune and questions, by seed."""
 
 import dataclasses
 import json
@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,11 +16,13 @@ from experiments.programs import compare, extend
 from experiments.reporting import extension_report
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
-from experiments.running.extension import bases
+from experiments.running.extension import bases, runs
 from experiments.running.files import manifest, table
-from experiments.running.training import trained_run
+from experiments.running.training import trained_run, training_loop
 from experiments.running.training.training_loop import open_source
+from pe_jax.training import sharding
 from pe_jax.training.config import Config
+from pe_jax.training.evaluate import Evaluator
 from tests.experiments.extensions import TARGET, L, base_config, data, settings
 from tests.trainers import shared_programs  # noqa: F401
 
@@ -112,6 +115,26 @@ def test_all_answer_the_same_questions_with_the_models_of_their_own_seeds(compar
                 assert saved["tokens"] == by_depth.mean(1).tolist()
                 some_right.append(any(saved["tokens"]))
     assert np.mean(some_right) > 0.5  # else all questions would do
+
+
+def test_other_encodings_go_on_with_the_same_fine_tune(comparison, tmp_path):
+    trained = altered(comparison, tmp_path / "other", lambda _: None)
+    drop(tmp_path / "other", "t5", "learned")
+    config = extension(tmp_path / "run", trained, encodings=("rope",), reference="", steps=2)
+    entries = {entry["name"]: entry["seeds"]["5"] for entry in results(config)["encodings"]}
+    for name in ("rope", "alibi"):
+        path = runs_of(Path(trained["trained"]))[name]["5"]
+        run, _ = trained_run.read(path)
+        more = {"length": TARGET, "batch": 2, "steps": 2, "optimizer": config.optimizer}
+        run = dataclasses.replace(run, seed=5 + runs.OTHER_DATA, eval=config.eval, **more)
+        trainer = training_loop.prepare(run, sharding.make_mesh(run.mesh, jax.devices()[:1]))
+        (source,) = open_source(run, run.eval)
+        params = trained_run.restore(path, trainer).params
+        state = trainer.init(run.seed)._replace(params=params)
+        for _, batch in zip(range(2), training_loop.batches(run, source, trainer.mesh)):
+            state, _ = trainer.step(state, trainer.put(batch), np.int32(run.seed))
+        expected = training_loop.evaluate(Evaluator(trainer, run.eval), source, state)["losses"]
+        assert entries[name]["tuned"]["losses"] == expected != entries[name]["plain"]["losses"]
 
 
 def test_what_is_finished_is_not_repeated_and_what_was_retrained_is_refused(
@@ -209,6 +232,14 @@ def altered(comparison: Path, folder: Path, alter) -> dict[str, str]:
     return {"trained": str(folder)}
 
 
+def drop(comparison: Path, *names: str) -> Path:
+    """Takes encodings out of the comparison's manifest, whose path it returns."""
+    path, entries = comparison / manifest.NAME, manifest.read(comparison).encodings
+    rest = [entry for entry in entries if entry["name"] not in names]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "encodings": rest}))
+    return path
+
+
 def saves(name: str, seed: str, /, **fields):
     """Changes fields of a run's config.json."""
 
@@ -259,10 +290,7 @@ def test_a_base_that_diverged_and_a_comparison_without_rope_are_refused(
 
     trained = altered(comparison, tmp_path / "other", diverges)
     refused(extension(tmp_path / "run", trained), capsys, "rope/seed5': diverged (at step 3)")
-    path = tmp_path / "other" / "manifest.json"
-    entries = manifest.read(path.parent).encodings
-    rest = [entry for entry in entries if entry["name"] != "rope"]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "encodings": rest}))
+    path = drop(tmp_path / "other", "rope")
     need = f"compares alibi, t5, learned(length={L}); the methods need runs of rope"
     refused(extension(tmp_path / "run", trained), capsys, need)
     path.unlink()
@@ -278,8 +306,8 @@ def test_an_encoding_is_a_method_or_trained(comparison, tmp_path, capsys, monkey
     trained = altered(comparison, tmp_path / "other", as_nope)
     config = extension(tmp_path / "run", trained, encodings=("rope", REROPE, "nope"))
     refused(config, capsys, "t5 was trained in ")
-    with pytest.raises(ValueError, match="pass steps=0"):
-        extension(tmp_path, {"trained": "a"}, steps=2)
+    config = extension(tmp_path / "run", {"trained": str(comparison)}, steps=2)
+    refused(config, capsys, f"'learned(length={L})' is defined for {L} positions, contiguous has")
 
 
 def test_rates_may_differ(comparison, tmp_path):
@@ -290,3 +318,4 @@ def test_rates_may_differ(comparison, tmp_path):
 
     trained = altered(comparison, tmp_path / "other", other_rates)
     bases.check_comparable(*bases.read_runs(extension(tmp_path / "run", trained)))
+

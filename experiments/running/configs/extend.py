@@ -28,8 +28,8 @@ class ExtendConfig(Sweep):
       workdir: where results go; made absolute at the start.
       runs: workdirs of `experiments.train`, which differ only in their seed.
       trained: a workdir of `experiments.compare`, instead of `runs`: its runs of `rope` are
-        extended, and those of its other encodings are evaluated as they are, on the same text and
-        passkeys. It goes with `steps=0`.
+        extended, and those of its other encodings stay as they are: the same fine-tune, text and
+        passkeys.
       encodings: what replaces the run's `rope`; a field of RoPE left at its default is the run's.
         `{factor}` stands for the factor, `{length}` for the trained length, `{window}` for half of
         it, `{group}` for the least group with which Self-Extend then reaches the target, `{chunk}`
@@ -94,7 +94,4 @@ class ExtendConfig(Sweep):
         for field in ("encodings", "runs"):
             if len(set(getattr(self, field))) < len(getattr(self, field)):
                 raise ConfigError(f"{field}={getattr(self, field)}: name each once")
-        if self.trained and self.steps:
-            fix = "other encodings are evaluated without a fine-tune; pass steps=0"
-            raise ConfigError(f"trained={self.trained!r}, steps={self.steps}: {fix}")
         return self.resolved()

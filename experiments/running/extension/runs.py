@@ -57,8 +57,8 @@ def target(config: ExtendConfig, length: int) -> int:
 def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Config:
     """The run that continues a trained one at the target length.
 
-    Where RoPE is dropped, as in DroPE, or positions skip ahead, as in PoSE, it goes on at the
-    trained length, with more rows: each method reads as many tokens.
+    Where a method drops RoPE, as in DroPE, or positions skip ahead, as in PoSE, it goes on at the
+    trained length, with more rows: each reads as many tokens.
 
     Raises:
       ConfigError: positions that skip ahead, but not to the target.
@@ -69,7 +69,8 @@ def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Con
     if not skips and type(scheme) is not position_schemes.Contiguous:
         fix = f"pass contiguous, or pose(maximum={length})"
         raise ConfigError(f"positions={config.positions!r}: the target is {length}; {fix}")
-    if skips or drops_rope(encoding):
+    goes_on = config.steps and encoding == base.config.model.encoding
+    if skips or (drops_rope(encoding) and not goes_on):
         length, batch = base.config.length, batch * length // base.config.length
     return dataclasses.replace(
         base.config,
@@ -107,7 +108,7 @@ def needles(config: ExtendConfig, source: Source, length: int) -> tuple[np.ndarr
 
 
 class Methods:
-    """Applies every method to every run, and evaluates the runs of other encodings as they are.
+    """Applies every method to every run; runs of other encodings keep theirs.
 
     Attributes:
       others: name → runs of another encoding.

@@ -187,14 +187,18 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Trainer:
     lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
     sharding.check_fits(config.model, config.batch, mesh, lengths, config.microbatches)
     schedule = config.optimizer, config.steps
-    trainer = Trainer(config.model, *schedule, mesh, config.positions, config.microbatches)
-    scheme = trainer.position_scheme
+    check_defined(config)
+    return Trainer(config.model, *schedule, mesh, config.positions, config.microbatches)
+
+
+def check_defined(config: Config) -> None:
+    """Raises ConfigError where a row has positions that the encodings do not define."""
+    scheme = position_schemes.choose(config.positions, config.model.pattern)
     limit = position_schemes.position_limit(config.model.pattern)
     if not scheme.fits(config.length, limit):
         what = f"{config.model.encoding!r} is defined for {limit} positions, {config.positions} has"
         fix = "shorten them or lengthen the table"
         refuse("length", config.length, f"{what} {scheme.bound(config.length)}; {fix}")
-    return trainer
 
 
 def batches(config: Config, source: Source, mesh: Mesh, skip: int = 0):
