@@ -81,10 +81,10 @@ Question, declared before the first run (2026-11-28): which encodings find more 
 1,024, mean over depths, than ReRoPE on the RoPE runs of the same seeds (primary metric: t intervals
 paired by seed, Holm over all of them)?
 
-Question of `rope_pp`, declared before its first run (2026-11-30): after the second stage, has RoPE++
-with as many heads, or with as large a cache, a lower loss at 1,024 than RoPE (primary metric: t
-intervals paired by seed, Holm over the two)? The base stays at 10,000, which is long for 1,024; the
-paper raises its own for 32,768 tokens. One learning rate for all, not searched.
+Question of `rope_pp`, declared before its first run (2026-11-30): after the second stage, has
+RoPE++ with as many heads, or with as large a cache, a lower loss at 1,024 than RoPE (primary
+metric: t intervals paired by seed, Holm over the two)? The base stays at 10,000, which is long for
+1,024; the paper raises its own for 32,768 tokens. One learning rate for all, not searched.
 
 Questions of `partial`, declared before its first run (2026-11-27): for each model, does a method
 have a lower loss at 1,024 than RoPE unchanged, without training and after 100 steps (primary

@@ -1,6 +1,7 @@
 """Models of other encodings beside extended ones: the same fine-tune and questions, by seed."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 from collections.abc import Mapping
@@ -131,7 +132,8 @@ def test_other_encodings_go_on_with_the_same_fine_tune(comparison, tmp_path):
         (source,) = open_source(run, run.eval)
         params = trained_run.restore(path, trainer).params
         state = trainer.init(run.seed)._replace(params=params)
-        for _, batch in zip(range(2), training_loop.batches(run, source, trainer.mesh)):
+        rows = training_loop.batches(run, source, trainer.mesh)
+        for batch in itertools.islice(rows, 2):
             state, _ = trainer.step(state, trainer.put(batch), np.int32(run.seed))
         expected = training_loop.evaluate(Evaluator(trainer, run.eval), source, state)["losses"]
         assert entries[name]["tuned"]["losses"] == expected != entries[name]["plain"]["losses"]
@@ -318,4 +320,3 @@ def test_rates_may_differ(comparison, tmp_path):
 
     trained = altered(comparison, tmp_path / "other", other_rates)
     bases.check_comparable(*bases.read_runs(extension(tmp_path / "run", trained)))
-
