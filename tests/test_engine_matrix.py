@@ -160,6 +160,10 @@ MATRIX = {
     "oblong, window, sinks": on("tiles, oblong", OBLONG, window=12, sinks=3),
     "oblong, both ways": on("tiles, oblong", OBLONG, **ALL),
     "views": on("tiles", "rerope(window=8)", **ALL),
+    "views, sinks": on("tiles gpu", f"rerope(window=12)+{T5}", window=9, sinks=3),
+    "views, window, packed": on("gpu, oblong", "self_extend(window=7)+fox", window=20, **PACKED),
+    "views by blocks": on("gpu", "dual_chunk(chunk_size=12,local_size=4)+alibi", length=60),
+    "window, sinks": on("gpu", "alibi+sink", window=9, sinks=50),
     # Sums along rows.
     **{
         f"{spec}, {name}": on("tiles, oblong" if "length" in name else "tiles", spec, **options)

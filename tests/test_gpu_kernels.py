@@ -18,7 +18,7 @@ from pe_jax.encodings.terms import DistanceBias, DistanceFormula
 from pe_jax.engines.kernels.gpu import engine, operands
 from tests.calls import LENGTH, answer, assert_dense, attend, equations, step
 from tests.calls import operands as numbers
-from tests.util import DIMS, H, random_params
+from tests.util import DIMS, B, H, random_params
 
 
 def test_no_kernel_runs_twice_for_chunks_of_queries():
@@ -127,6 +127,8 @@ def from_the_right(numbers, distance):
     return numbers[0][..., 0] * distance[..., 1]
 
 
+SINKS = {"window": 5, "sinks": 3}
+CHUNKS = "dual_chunk(chunk_size=12,local_size=4)"
 HALVES = (*numbers(4)[:2], numbers(4, dtype="bfloat16")[2])
 DOUBLED = {"terms": (Doubled(look_up, jnp.ones((H, 3))),)}
 IN_PLANE = {"terms": (DistanceFormula(from_the_right, jnp.ones((H, 1))),), "causal": False}
@@ -140,7 +142,18 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
         ("shaw", None, {"q_positions": np.arange(LENGTH) // 2}, "vectors of distances at explicit"),
         ("shaw+fire", None, {}, "vectors of values beside biases of pairs"),
         ("shaw(clip=2000)", numbers(2500), {"causal": False}, "vectors of values beside"),
-        ("nope", None, {"window": 5, "sinks": 3}, "it has no attention sinks of a window"),
+        ("nope", None, SINKS | {"causal": False}, "sinks of a window without a causal mask"),
+        ("nope", None, SINKS | {"q_segments": np.zeros((B, LENGTH), int)}, "sinks of several"),
+        ("rerope", None, {"causal": False}, "several views of each token without a causal mask"),
+        (
+            "rerope",
+            None,
+            {"q_positions": np.arange(LENGTH) // 2},
+            "several views of each token at exp",
+        ),
+        ("rerope(window=9)+shaw+fire", None, {}, "vectors of values beside biases of pairs"),
+        (CHUNKS, None, {"window": 9}, "views by blocks, in a window"),
+        (CHUNKS, None, {"q_segments": np.zeros((B, LENGTH), int)}, "views by blocks, within"),
         ("nope", numbers(4, width=300), {}, "heads of width 300"),
         ("nope", HALVES, {}, "operands in bfloat16 and float32"),
         ("rope_2d", None, IN_PLANE, "formulas of distances of 2 axes"),

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings.terms import DistanceFormula, OfSomeHeads, State, TokenBias, select
+from pe_jax.encodings.terms import (
+    DistanceFormula,
+    OfSomeHeads,
+    Rotation,
+    State,
+    TokenBias,
+    select,
+)
 from pe_jax.engines.kernels import small_case
 from tests.calls import LENGTH, T5, answer, drawn, operands
 from tests.util import B, E, H, K
@@ -44,6 +51,24 @@ def test_what_is_the_same_to_kernels_is_one_case():
 )
 def test_what_differs_to_kernels_is_another(spec, options):
     assert key(spec, **options) != key()
+
+
+@pytest.mark.parametrize(
+    "spec, options",
+    [
+        ("rerope(window=4096)", {}),
+        ("rerope(window=4096)", {"window": 200, "sinks": 4}),
+        ("dual_chunk(chunk_size=6144,local_size=512)", {}),
+    ],
+)
+def test_every_view_scores_some_pairs_and_sinks_are_seen(spec, options):
+    case = drawn(spec=spec, length=None, **options)
+    views = next(term.views for term in case.terms if isinstance(term, Rotation))
+    rows, columns = case.q.tokens.positions[0], case.k.tokens.positions[0]
+    visible = np.asarray(case.spec.mask(case.q.tokens, case.k.tokens))[0, 0]
+    seen = np.asarray(views.of(rows[:, None], columns))[visible]
+    assert {*seen.tolist()} == {*range(views.count)}
+    assert visible[-1, 0] and (visible[-1].all() or options)
 
 
 # Numbers.

@@ -2,7 +2,7 @@
 
 Only shapes and static fields of the call are read, so that it may be under a trace. The case has
 the same kinds of terms with the same functions, but other numbers: a few heads, one or two rows,
-and enough tokens for whole blocks, a part of one, and pairs past a horizon.
+and enough tokens for whole blocks, a part of one, and pairs past a horizon and in every view.
 
 B batch, T queries, S keys, H query heads, K key heads, C numbers of a state.
 """
@@ -50,7 +50,12 @@ def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: 
     counts = [min(queries, length), min(keys, length)]
     if queries != keys and min(queries, keys) > length:
         counts[keys > queries] += APART
-    read = [not isinstance(t, kinds.AroundEngine) or isinstance(t, kinds.Scale) for t in terms]
+    read = [
+        not isinstance(t, kinds.AroundEngine)
+        or isinstance(t, kinds.Scale)
+        or getattr(t, "views", None) is not None
+        for t in terms
+    ]
 
     def fewer(x: Any, heads: int, tokens: int) -> Any:
         if x is None:
@@ -64,6 +69,8 @@ def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: 
         return Side(x, raw, states, _tokens(spec, old.tokens, tokens, first))
 
     def of_few_heads(term):
+        if isinstance(term, kinds.Rotation):  # its views alone are read
+            return kinds.Rotation(None, None, views=_nearer(term.views, min(counts)))
         term = term.without_state_arrays()
         while isinstance(fn := getattr(term, "fn", None), kinds.OfSomeHeads):  # of one device
             term = dataclasses.replace(term, fn=fn.fn)
@@ -78,6 +85,15 @@ def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: 
         side(k, kv, counts[1], 0),
         fewer(v, kv, counts[1]),
     )
+
+
+def _nearer(views: kinds.Views, tokens: int) -> kinds.Views:
+    """The views with edges within the first half of this many tokens."""
+    shrink = max(1, -(-2 * views.edges[-1] * views.unit // max(tokens, 1)))
+    if views.unit > 1:
+        return dataclasses.replace(views, unit=max(2, views.unit // shrink))
+    edges = (max(n, edge // shrink) for n, edge in enumerate(views.edges, 1))
+    return dataclasses.replace(views, edges=tuple(edges))
 
 
 def _tokens(spec: AttentionSpec, like: Tokens, count: int, first: int) -> Tokens:

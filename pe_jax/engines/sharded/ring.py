@@ -24,7 +24,7 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import first_order
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import BlockPermuted
-from pe_jax.engines.sharded.tile_hops import Partition, TileHops, merge
+from pe_jax.engines.sharded.tile_hops import Partition, TileHops
 from pe_jax.engines.tiled.groups import Axes, map_by_axes
 from pe_jax.engines.tiled.plan import NONDIFF, OPERANDS, RESULT, NonDiff, Operands, Result
 from pe_jax.engines.tiled.sizes import TileSizes
@@ -135,7 +135,7 @@ def _forward(ring: Ring, operands: Operands, nondiff: NonDiff):
         def hop(keys):
             return ring.each.forward(*_meet(operands, nondiff, keys))
 
-        return _round(ring, local, lambda result, keys: merge(result, hop(keys)), hop(local))
+        return _round(ring, local, lambda result, keys: result.merged(hop(keys)), hop(local))
 
     args = operands, nondiff
     result = ring.on_devices(device, (OPERANDS, NONDIFF), args, RESULT)

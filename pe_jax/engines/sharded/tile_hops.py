@@ -93,7 +93,7 @@ class TileHops(NamedTuple):
                 def run():
                     return tiled.forward(self.plan, with_tables(self.plan, x, pair.base), pair)
 
-                return merge(result, self._unless_hidden(pair, run, nothing, x)), None
+                return result.merged(self._unless_hidden(pair, run, nothing, x)), None
 
             shape = *queries[0].x.shape[:3], operands.v.shape[-1]
             nothing = Result(
@@ -161,13 +161,6 @@ class TileHops(NamedTuple):
         """f(); or `nothing`, with the same types, where the mask hides all of two runs."""
         visible = schedule.visible(self.plan, nondiff.q, nondiff.k)[0].any()
         return jax.lax.cond(visible, f, lambda: varying_like(nothing, like))
-
-
-def merge(a: Result, b: Result) -> Result:
-    """Results over two sets of keys as one over both."""
-    top = jnp.maximum(a.lse, b.lse)
-    x, y = (jnp.exp(result.lse - top) for result in (a, b))
-    return Result((x * a.out + y * b.out) / (x + y), top + jnp.log(x + y))
 
 
 def _pair(operands: Operands, queries: tuple, keys: tuple) -> tuple[Operands, NonDiff]:

@@ -49,6 +49,12 @@ class Result(NamedTuple):
     out: Any
     lse: Any
 
+    def merged(self, other: "Result") -> "Result":
+        """This and the result over other keys as one over both."""
+        top = jnp.maximum(self.lse, other.lse)
+        x, y = (jnp.exp(result.lse - top) for result in (self, other))
+        return Result((x * self.out + y * other.out) / (x + y), top + jnp.log(x + y))
+
 
 SIDES, HEADS, BATCH = Axes.BATCH_AND_HEADS, Axes.HEADS, Axes.BATCH
 OPERANDS = Operands(SIDES, SIDES, SIDES, HEADS, HEADS)

@@ -13,6 +13,8 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
 * a bias of two positions is an array of biases for one chunk of queries after the other
   (`query_chunks`). So are biases of distances at explicit positions, products with vectors of more
   distances than a table holds (Transformer-XL has no horizon), and what is beside any of these;
+* several views of a token, and the sinks of a window, are a call for each band of distances
+  (`bands`);
 * where only biases that decay are added, each block skips the blocks of keys that cannot matter
   (`common.blocks_that_matter`).
 
@@ -38,7 +40,7 @@ from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import with_products
 from pe_jax.engines.kernels import common, query_chunks
-from pe_jax.engines.kernels.gpu import launches, operands, passes, tiles
+from pe_jax.engines.kernels.gpu import bands, launches, operands, passes, tiles
 from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
 
 MAX_WIDTH = 256  # of a head
@@ -47,6 +49,11 @@ LONGEST_NEAR = 512  # most tokens that a check adds for pairs within a horizon
 
 def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
     """Why the kernels cannot run this call, or None if they can. Arguments as those of `attend`."""
+    if divided := bands.find(spec, terms, k):
+        if (why := bands.refusal(spec, terms, q)) is not None:
+            return why
+        calls = (bands.abstract(band, spec, terms, q, k, v) for band in divided)
+        return next((why for call in calls if (why := refusal(*call)) is not None), None)
     dtypes = {"float32", "bfloat16", "float16"}
     if (why := common.unsupported(spec, terms, q, k, v, dtypes)) is not None:
         return why
@@ -94,6 +101,9 @@ def _of_chunk(spec: AttentionSpec) -> AttentionSpec:
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
     """Number of tokens for whole blocks, a part of one, and pairs past the horizon of tables."""
+    if divided := bands.find(spec, terms, k):
+        calls = (bands.abstract(band, spec, terms, q, k, v) for band in divided)
+        return max(sample_length(*call) for call in calls)
     longest = _launches(spec, terms, q, k, v).longest
     chunked = in_chunks(spec, terms, q, k)
     near = max(map(abs, common.horizon(query_chunks.kept(chunked, terms)) or (0,)))
@@ -116,6 +126,9 @@ def attend(
     `sizes` make the `Launch` of all kernels; None: the table's, for an architecture `arch` (90 for
     sm_90; None: this machine's). `interpret` runs the kernels as plain JAX, on any machine.
     """
+    if divided := bands.find(spec, terms, k):
+        by_kernels = functools.partial(attend, sizes=sizes, arch=arch, interpret=interpret)
+        return bands.attend(by_kernels, divided, spec, terms, q, k, v)
     q, k = with_products(spec, terms, q, k)
     by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
     if any(chunked := in_chunks(spec, terms, q, k)):
