@@ -84,7 +84,9 @@ paired by seed, Holm over all of them)?
 Question of `rope_pp`, declared before its first run (2026-11-30): after the second stage, has
 RoPE++ with as many heads, or with as large a cache, a lower loss at 1,024 than RoPE (primary
 metric: t intervals paired by seed, Holm over the two)? The base stays at 10,000, which is long for
-1,024; the paper raises its own for 32,768 tokens. One learning rate for all, not searched.
+1,024; the paper raises its own for 32,768 tokens. One learning rate for all, not searched. The
+windows are those of `configs/released.py:rope_pp`: a first start read two novels that are kept for
+a last look, and was ended before a result was looked at.
 
 Questions of `partial`, declared before its first run (2026-11-27): for each model, does a method
 have a lower loss at 1,024 than RoPE unchanged, without training and after 100 steps (primary
@@ -92,6 +94,9 @@ metric)? Does YaRN, which scales fewer channels there, end as near to the loss a
 channels (t intervals of one pair)? These rows ask for no passkey, so passkeys say nothing here.
 """
 
+import dataclasses
+
+from configs.extrapolation_novels import EVALUATION
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.released import ReleasedConfig
 from pe_jax.models.config import ModelConfig
@@ -160,7 +165,7 @@ def get_config(part: str = "extend") -> Config | ExtendConfig | ReleasedConfig:
             depths=2,
             trials=1,
             optimizer=OptimizerConfig(learning_rate=1e-3, warmup=10),
-            eval=EvalConfig(lengths=(128, 256, 512, 1024), windows=12, stride=128, split="test"),
+            eval=dataclasses.replace(EVALUATION, windows=64, stride=128, every=0),
         )
     if part == "passkeys":
         return ExtendConfig(
