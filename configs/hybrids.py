@@ -5,10 +5,10 @@
 Three layers of the gated delta rule and one of attention with RoPE, as Qwen3-Next, with NoPE, as
 Kimi Linear (whose decay by channel is `gated_delta(decay=channel)`), and with ALiBi, against four
 layers of attention with RoPE and with NoPE: byte models of width 96, with 7% more parameters for
-the hybrids (docs/encodings.md). Data and steps are those of configs/extrapolation_novels.py, with
+the hybrids. Data and steps are those of configs/extrapolation_novels.py, with
 64 windows in place of 192; each scheme has the learning rate of three that is best with the first
 seed, and a neighbour of it where that lies at an edge. 35 runs or a few more: two hours on one CPU
-core, by the time of a step (0.10 s with attention, 0.28 s for a hybrid) and of an evaluation.
+core, by the time of a step (0.10 s with attention, 0.21 s for a hybrid) and of an evaluation.
 
 Questions, declared before the first result (2026-11-29), beside the two of every comparison
 (docs/results.md), each a paired difference over five seeds in the sliding windows and without them:

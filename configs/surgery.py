@@ -2,7 +2,7 @@
 
     python -m experiments.train --config=configs/surgery.py:drope --config.data=text:DIR
 
-- `p_rope`: a quarter of the slow pairs does not turn (arXiv 2410.06205; Gemma 4).
+- `p_rope`: the slowest quarter of all pairs does not turn (arXiv 2410.06205; Gemma 4).
 - `half`: half of the channels of a head turn, as in GLM.
 - `nope_fourth`: every fourth layer has no positions, as in SmolLM3.
 - `drope`: none has (DroPE, arXiv 2512.12167).

@@ -6,7 +6,7 @@ r"""Longer contexts from a trained or a released RoPE model: loss by length, wha
 
 Every method is applied to the last checkpoint of `experiments.train`, without and with a short
 fine-tune at the target length; or to the RoPE runs of `--config.trained`, a workdir of
-`experiments.compare`, whose other encodings are evaluated as they are. results.csv (the table of
+`experiments.compare`, whose other encodings have the same fine-tune. results.csv (the table of
 experiments/running/files/table.py), results.json and figures go into the workdir. After an
 interruption the same command continues; finished methods are not repeated.
 

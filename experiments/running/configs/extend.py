@@ -34,7 +34,7 @@ class ExtendConfig(Sweep):
         `{factor}` stands for the factor, `{length}` for the trained length, `{window}` for half of
         it, `{group}` for the least group with which Self-Extend then reaches the target, `{chunk}`
         for three quarters and `{local}` for a sixteenth of the trained length, `{ones}` for one 1.0
-        per frequency and `{searched}` for the factors of LongRoPE's search
+        per frequency and `{searched}` for the factors of LongRoPE2's search
         (`experiments.running.extension.longrope_search`). `nope` drops RoPE (DroPE, arXiv
         2512.12167): its fine-tune is at the trained length, with rows for as many tokens.
       reference: the method that the others are compared with. Its spec or its short name; empty:
