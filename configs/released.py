@@ -18,8 +18,8 @@ Each stands for released models, at the sizes of this one (windows of a quarter 
 - `rope(base=5e5)`: Llama 3.
 - `rope*3,nope`: SmolLM3.
 - `rope@window=32*3,nope`: RNoPE-SWA (arXiv 2501.18795), Cohere 2.
-- `rope@window=32*3,nope+temperature(floor_scale=128)`: Llama 4, whose local layers see chunks rather than windows
-  (`@chunk=32`, tried afterwards).
+- `rope@window=32*3,nope+temperature(floor_scale=128)`: Llama 4, whose local layers see
+  chunks rather than windows (`@chunk=32`, tried afterwards).
 - `rope@window=32*3,rope(base=1e6)`: Gemma 3, five such layers to one there.
 - `rope+sink@window=32,rope+sink`: gpt-oss.
 
@@ -30,8 +30,9 @@ do what a decaying bias does: is any of the four with windows or layers without 
 0.01 nats of ALiBi there, or ahead of it?
 
 `key_offset` and `rope_pp` ask about two proposals, with the same data, model and rates, in 64
-windows in place of 192: 28 and 21 runs, which took 80 and 67 minutes on one CPU core. Questions, declared before the first
-result (2026-11-30), each a paired difference over five seeds:
+windows in place of 192: 28 and 21 runs, which took 80 and 67 minutes on one CPU
+core. Questions, declared before the first result (2026-11-30), each a paired difference over five
+seeds:
 
 - `key_offset`: with the channels that do not turn taken from the key before, in all layers or in
   every fourth (modded-nanogpt, marin), is the loss at 128 below that of RoPE on half of the

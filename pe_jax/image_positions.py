@@ -140,7 +140,8 @@ def rays(
         require(depth.shape in (shape, (*shape, rays)), f"{name}.shape", depth.shape, fix)
         depth = depth.reshape(*shape, -1).clip(NEAREST, FURTHEST)
         depths.append(jnp.broadcast_to(depth, (*shape, rays)))
-    corners = np.asarray(grid(height, width))[:, None, ::-1] + np.array(CORNERS[rays])
+    cells = np.stack(np.divmod(np.arange(height * width), width)[::-1], -1)  # (x, y), under jit too
+    corners = cells[:, None] + np.array(CORNERS[rays])
     pixels = np.pad(corners / (width, height) - 0.5, ((0, 0), (0, 0), (0, 1)), constant_values=1)
     on_rays = jnp.stack(depths)[..., None] * pixels.astype(np.float32)  # [2, *B, C, N, rays, 3]
     x, y, z = jnp.moveaxis(_in_each_frame(projections, on_rays), -1, 0)
@@ -148,8 +149,8 @@ def rays(
     direction = jnp.stack([x / length, y / length], axis=-1)
     ends = [direction.reshape(*x.shape[:-1], -1), jnp.minimum(abs(z), FROM_CAMERA)]
     ends = jnp.concatenate(ends, axis=-1)  # [2, *B, C, C, N, 3·rays]
-    centres = _in_each_frame(poses, jnp.zeros((*poses.shape[:-2], 1, 1, 3)))[..., 0, :]
-    centres = jnp.broadcast_to(centres, (*ends.shape[1:-1], 3))
+    centres = _in_each_frame(poses, jnp.zeros((*poses.shape[:-2], 1, 1, 3), jnp.float32))
+    centres = jnp.broadcast_to(centres[..., 0, :], (*ends.shape[1:-1], 3))
     seen = jnp.concatenate([centres, *ends], axis=-1)
     own = jnp.moveaxis(jnp.diagonal(seen, axis1=-4, axis2=-3), -1, -3)
     return own, seen.reshape(*shape[:-1], -1, seen.shape[-1])

@@ -25,7 +25,8 @@ PARENTS = np.array([-1, 0, 0, 1, 1, 2, *range(5, 39)])
 
 OWN = (
     "pope+log_length",
-    "wall+selective_rope",
+    "wall+log_length",
+    "selective_rope",
     "rope_pp+rope_heads+key_offset",
 )  # rotations and states of each head
 

@@ -51,7 +51,7 @@ KINDS = [  # together, what one program takes
     "deberta(buckets=None,max_distance=4)+sink",
     "fire(width=5,length=64.0)+transformer_xl",
     "tupe(length=40)+fox",
-    "wall+selective_rope(rank=3)+inkling(extent=4,width=3)+log_length",
+    "wall+inkling(extent=4,width=3)+log_length",
     "wavlm(num_buckets=8,max_distance=6)+pope",
     "rerope(window=3)",
     "rope_pp(fraction=0.5)+key_offset",

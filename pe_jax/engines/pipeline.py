@@ -25,6 +25,7 @@ from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous
 from pe_jax.numerics.arrays import pick
 from pe_jax.numerics.position_arrays import concrete
+from pe_jax.validation import require
 
 
 class Prepared(NamedTuple):
@@ -184,6 +185,9 @@ def rotated(
     q_x = rotate(terms, "q", q, positions[0], states[0], lengths[0])
     k_x = rotate(terms, "k", k, positions[1], states[1], lengths[1])
     checks.same_width(q_x.shape, k_x.shape, kinds.views(terms))
+    for term in kinds.select(terms, kinds.ProductTerm):
+        fix = f"{type(term).__name__} reads {q.shape[-1]}: leave out the rotation that changes them"
+        require(q_x.shape[-1] == q.shape[-1], "channels", q_x.shape[-1], fix)
     values = rotate(terms, "v", v, positions[1], states[1], lengths[1])
     raw = {term.reads_raw for term in terms}
     k_states = (x if term.key_width else None for term, x in zip(terms, states[1], strict=True))

@@ -16,6 +16,7 @@ from flax import nnx
 from pe_jax.encodings import gated_delta, terms
 from pe_jax.encodings.base import Params, Recurrent
 from pe_jax.encodings.windowed import Windowed
+from pe_jax.engines import checks
 from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted
@@ -210,6 +211,16 @@ class Recurrence(Attention):
             segment=jnp.zeros(batch, jnp.int32),
         )
 
+    def _checked(self, cache: Any, batch: int) -> caches.RecurrentCache:
+        """The cache, if it is one of this layer."""
+        if not isinstance(cache, caches.RecurrentCache):
+            fix = "pass the model's own, of init_cache"
+            raise TypeError(f"cache={type(cache).__name__} of a recurrent layer: {fix}")
+        like = jax.eval_shape(lambda: self.empty_cache(batch))
+        for name, x in cache._asdict().items():
+            checks.shape(f"cache.{name}", x, getattr(like, name).shape)
+        return cache
+
     def __call__(self, x, shared, positions, segments, cache, layout=CONTIGUOUS):
         """[B, T, D] → [B, T, D], and the cache after these tokens if there is one.
 
@@ -218,8 +229,8 @@ class Recurrence(Attention):
         """
         if isinstance(layout, BlockPermuted):
             raise ConfigError("layout: a recurrent layer reads whole rows in order; use mesh.seq=1")
-        past = self.empty_cache(x.shape[0]) if cache is None else cache
-        if segments is None:
+        past = self.empty_cache(x.shape[0]) if cache is None else self._checked(cache, x.shape[0])
+        if segments is None or not x.shape[1]:
             y, past = self._tokens(x, None, None, past)
             return self.out(y), None if cache is None else past
         is_token = segments >= 0
@@ -242,7 +253,8 @@ class Recurrence(Attention):
         inputs = jnp.stack([self.q(x), self.k(x), self.v(x)], -2)
         y = jax.nn.silu(gated_delta.convolve(self.taps[...], inputs, past.inputs, documents))
         q, k, v = (y[:, :, n].reshape(rows).astype(jnp.float32) for n in range(3))
-        bias, rate = self.step_bias[...], jnp.exp(self.log_rate[...])
+        # Beyond e⁶⁰ all is forgotten; an infinite rate would have no gradient.
+        bias, rate = self.step_bias[...], jnp.exp(jnp.minimum(self.log_rate[...], 60.0))
         step = self.decay(x if self.to_decay is None else self.to_decay(x)).astype(jnp.float32)
         step = step.reshape(*x.shape[:-1], *bias.shape)
         step = jax.nn.softplus(step + align(bias, step))

@@ -84,7 +84,9 @@ def with_encoding(model: Transformer, encoding: str) -> Transformer:
     for layer in range(config.layers):
         pair = [c.pattern[layer % len(c.pattern)] for c in (model.config, config)]
         if pair[0] != pair[1] and any(isinstance(e, Recurrent) for e in pair):
+            both = all(isinstance(e, Recurrent) for e in pair)
             fix = "attention and a recurrent layer have no weights in common; keep what it is"
+            fix = "a recurrent layer keeps its fields, which its weights are for" if both else fix
             was = format_encoding(pair[0])
             raise ConfigError(f"encoding={encoding!r}: layer {layer} is {was}; {fix}")
     graph, abstract = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))

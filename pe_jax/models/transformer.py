@@ -17,10 +17,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax.encodings.base import Params
 from pe_jax.encodings.windowed import Windowed, attention_layers, without_window
+from pe_jax.engines import checks
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import DTYPES, ModelConfig
 from pe_jax.models.layers import Block, Linear, Recurrence, linear, norm
+from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.validation import require
 
 # Models of at most this many layers are unrolled. On CPU a step took 0.7 to 0.8 (2 layers) and 0.85
@@ -226,6 +228,9 @@ class Transformer(Stack):
         if positions is not None:
             rows = (*tokens.shape, *jnp.shape(positions)[2:])
             positions = jnp.broadcast_to(jnp.asarray(positions), rows)
+        if segments is not None:
+            segments = as_positions(segments, name="segments")
+            checks.shape("segments", segments, tokens.shape)
         input_positions = positions
         slots = attention_layers(self.encodings)
         if cache is not None and positions is None and slots:

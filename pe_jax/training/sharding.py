@@ -104,12 +104,14 @@ def check_fits(
     rows = mesh.shape["data"] * fsdp
     uses = [
         ("model.heads", model.dims.heads, "mesh.model", tensor),
-        ("model.kv_heads", model.dims.kv_heads, "mesh.model", tensor),
         ("model.mlp_width", model.hidden, "mesh.model", tensor),
         ("model.width", model.width, "mesh.fsdp", fsdp),
         (rows_of, batch // microbatches, "mesh.data*mesh.fsdp", rows),
     ]
-    for encoding in model.pattern:  # of which some change the heads
+    attending = [e for e in model.pattern if not isinstance(e, Recurrent)]
+    if attending:
+        uses.append(("model.kv_heads", model.dims.kv_heads, "mesh.model", tensor))
+    for encoding in attending:  # of which some change the heads
         dims, name = encoding.layer_dims(model.dims), type(encoding).__name__
         sizes = {"queries": encoding.query_heads(dims), "key heads": dims.kv_heads}
         uses += [(f"{name}'s {part}", n, "mesh.model", tensor) for part, n in sizes.items()]

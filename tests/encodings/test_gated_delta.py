@@ -267,6 +267,10 @@ GATED = pe_jax.make("gated_delta")
             "layer 0 is rope; attention and a recurrent layer",
         ),
         (
+            lambda: surgery.with_encoding(tiny.build(PURE)[0], "gated_delta(taps=2)"),
+            "layer 0 is gated_delta; a recurrent layer keeps its fields",
+        ),
+        (
             lambda: sharding.check_fits(MODEL, 2, ring(), {}),
             "mesh.seq=2: a recurrent layer reads whole rows in order; use mesh.seq=1",
         ),
@@ -295,3 +299,60 @@ def test_surgery_changes_the_attention_of_a_hybrid_alone():
     rows = tiny.tokens(1, 6)
     assert_close(surgery.layer_by_layer(other)(rows), other(rows))
     assert np.abs(np.asarray(other(rows) - built(rows))).max() > 1e-3
+
+
+# 217
+PURE = tiny.config("gated_delta", layers=1)
+IDS = np.zeros((2, 6), int)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda model: {"segments": IDS[:, :1]}, r"segments has shape \[2, 1\]; pass \[2, 6\]"),
+        (lambda model: {"segments": IDS[0]}, r"segments has shape \[6\]"),
+        (lambda model: {"segments": IDS == 0}, "segments has dtype bool"),
+        (lambda model: {"segments": IDS + 2**32}, "4294967296 does not fit int32"),
+        (lambda model: {"cache": model.init_cache(3, 6)}, r"state has shape \[3, 4, 4, 4\]"),
+        (lambda _: {"cache": cache_of("gated_delta(taps=2)")}, "inputs has shape"),
+        (lambda _: {"cache": cache_of("rope")}, "cache=Cache of a recurrent layer"),
+    ],
+)
+def test_a_recurrent_layer_refuses_what_attention_refuses(call, words):
+    model, _ = tiny.build(PURE)
+    given = {"positions": np.arange(6)[None], **call(model)}
+    with pytest.raises((TypeError, ValueError), match=words):
+        model(tiny.tokens(2, 6), **given)
+
+
+def cache_of(spec: str):
+    return tiny.build(tiny.config(spec, layers=1))[0].init_cache(2, 6)
+
+
+def test_a_recurrent_cache_is_none_of_attention():
+    with pytest.raises(TypeError, match="cache is a RecurrentCache"):
+        tiny.build(tiny.config(layers=1))[0](tiny.tokens(2, 6), cache=cache_of("gated_delta"))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_no_tokens_are_read_with_segments_too(cached):
+    model, _ = tiny.build(PURE)
+    given = {"cache": model.init_cache(2, 6, padded=True)} if cached else {}
+    out = model(tiny.tokens(2, 6)[:, :0], segments=IDS[:, :0], **given)
+    logits, kept = out if cached else (out, None)
+    assert logits.shape == (2, 0, tiny.V)
+    assert_close(kept, given.get("cache"))
+
+
+def test_a_decay_that_overflows_has_a_gradient():
+    model, _ = tiny.build(PURE)
+    graph, state = nnx.split(model)
+    rate = state["blocks"][0]["attention"]["log_rate"]
+    state["blocks"][0]["attention"]["log_rate"] = rate.replace(jnp.full_like(rate[...], 100.0))
+    loss = jax.jit(lambda state: (nnx.merge(graph, state)(tiny.tokens(2, 6)) ** 2).mean())
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.grad(loss)(state)))
+
+
+def test_devices_share_recurrent_layers_by_their_heads_alone():
+    config = MeshConfig(data=1, model=4)
+    sharding.check_fits(PURE, 8, sharding.make_mesh(config, jax.devices()[:4]), {})

@@ -48,7 +48,9 @@ def released(poses, lenses, near, far, rays):
 def test_positions_are_those_of_the_released_code(rays):
     poses, lenses, near, far = scene()
     near[0, 0, :2] = 0, 200  # cut at 0.01 and 100
-    own, seen = pos.rays(poses, ROWS, COLUMNS, near, far, lenses, IMAGE, rays=rays)
+    given = ROWS, COLUMNS, near, far, lenses, IMAGE, rays
+    own, seen = jax.jit(lambda poses: pos.rays(poses, *given))(poses)
+    assert own.dtype == seen.dtype == jnp.float32
     want = np.stack([released(*row, rays) for row in zip(poses, lenses, near, far, strict=True)])
     util.assert_close(seen, want.reshape(B, C, C * N, -1))
     np.testing.assert_array_equal(own, np.stack([seen[:, c, N * c :][:, :N] for c in range(C)], 1))

@@ -69,7 +69,7 @@ def test_it_joins_a_rotation_that_keeps_the_width_and_no_other():
     want = attend(*turned, v, WALL, alone, x=X)
     np.testing.assert_allclose(attend(q, k, v, both, params, x=X), want, atol=1e-6)
     for spec, words in (
-        ("wall+pope", "channels=12: 6 channels decay"),
+        ("wall+pope", "channels=12: ChannelDecay reads 6"),
         ("wall+rerope", "several views"),
     ):
         (other,) = pe_jax.parse(spec)

@@ -203,3 +203,37 @@ def test_a_known_field_of_a_methods_owner_is_part_of_the_program():
     right = -0.3 * np.abs(np.arange(T)[:, None] - np.arange(T))
     want = attention(bias=jnp.asarray(right[None], jnp.float32))
     np.testing.assert_allclose(attention(terms=terms), want, rtol=1e-5, atol=1e-6)
+
+
+# 215
+@pytest.mark.parametrize("product", ["tapa", "wall", "path"])
+@pytest.mark.parametrize("rotation", ["rope", "rope_pp", "repo", "rope_heads"])
+def test_rotations_beside_what_replaces_products_are_the_same_in_a_packed_row(rotation, product):
+    """Such scores depend on where both tokens are: positions restart in each document."""
+    (encoding,), cut = pe_jax.parse(f"{rotation}+{product}"), 3
+    params = util.random_params(encoding)
+    given = {"encoding": encoding, "params": params, "implementation": "dense"}
+    x, ids = Q.reshape(B, T, -1), np.where(np.arange(T) < cut, 0, 1)[None].repeat(B, 0)
+    packed = pe_jax.attention(Q, K_, V, x=x, q_segments=ids, **given)[:, cut:]
+    alone = pe_jax.attention(*(y[:, cut:] for y in (Q, K_, V)), x=x[:, cut:], **given)
+    np.testing.assert_allclose(packed, alone, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "spec, words",
+    [
+        *((f"selective_rope+{name}", "leave out it or the") for name in ("tapa", "wall", "path")),
+        ("tapa+selective_rope", "only differences may count: leave out it or the PhaseProduct"),
+        ("selective_rope+rope(layout=interleaved)", "cannot come before another: put it last"),
+        ("pope+tapa", "channels=16: PhaseProduct reads 8: leave out the rotation that changes them"),
+    ],
+)
+def test_sums_that_would_read_other_documents_or_half_of_the_channels_are_refused(spec, words):
+    (encoding,) = pe_jax.parse(spec)
+    with pytest.raises(ValueError, match=words):
+        pe_jax.attention(
+            *(Q, K_, V),
+            x=Q.reshape(B, T, -1),
+            encoding=encoding,
+            params=util.random_params(encoding),
+        )

@@ -15,7 +15,6 @@ from pe_jax.numerics import products
 from pe_jax.numerics.arrays import align, repeat_heads, write_rows
 from pe_jax.numerics.linear_algebra import inverse_unit_lower, solve_unit_lower
 from pe_jax.numerics.products import einsum, matmul
-from pe_jax.validation import require
 
 CHUNK = 64  # tokens whose maps are multiplied by the UT transform; longer runs by doubling,
 # and in a cache in turn
@@ -58,17 +57,6 @@ class PathProduct(ProductTerm):
     @property
     def key_width(self):
         return 0
-
-    def prepare(self, q, k, states, scale):
-        """The states as they are.
-
-        Raises:
-          ValueError: q and k have other channels than the maps.
-        """
-        width = self.state.width // 2
-        fix = f"maps have {width}: leave out the rotation that changes their number"
-        require(q.x.shape[-1] == width, "channels", q.x.shape[-1], fix)
-        return states
 
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:
         """Products of all pairs whose key is not later: float32 [B, H, T, S] for k.x [B, K, S, E].

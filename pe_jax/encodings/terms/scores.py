@@ -30,7 +30,6 @@ from pe_jax.numerics import fading
 from pe_jax.numerics.arrays import repeat_heads, varying_like
 from pe_jax.numerics.products import einsum
 from pe_jax.numerics.running_sums import between, exactly, pieces
-from pe_jax.validation import require
 
 
 @kind
@@ -46,14 +45,7 @@ class ChannelDecay(ProductTerm):
 
     @jax.jit  # its branches are compiled once
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The decayed products of all pairs: float32 [B, H, T, S], in O(T·S) memory.
-
-        Raises:
-          ValueError: q and k are not of E channels.
-        """
-        width = self.state.width // 2
-        fix = f"{width} channels decay: leave out the rotation that changes their number"
-        require(q.x.shape[-1] == width, "channels", q.x.shape[-1], fix)
+        """The decayed products of all pairs: float32 [B, H, T, S], in O(T·S) memory."""
         operands = q.x, repeat_heads(k.x, q.x.shape[1]), *states
         operands = [x.astype(jnp.float32) for x in operands]
         if q.tokens.index.shape[1] == 1:

@@ -283,7 +283,7 @@ class ScoreTerm(Term):
 
 
 class ProductTerm(Term):
-    """Replaces q·k; at most one per call."""
+    """Replaces q·k; at most one per call, and no rotation changes the number of channels."""
 
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:
         """What replaces q·k, before the scale: float32 [B, H, T, S]."""

@@ -61,9 +61,10 @@ def is_absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
     """Whether more than the distance counts, so that positions restart in each segment.
 
     Rotations of different planes do not commute: q·k after two of them depends on both positions.
+    What replaces q·k may read more of rotated vectors than their product.
     """
     of_positions = (term.state is not None and term.state.of != "x" for term in terms)
-    several = len(select(terms, Rotation)) > 1
+    several = len(select(terms, Rotation, ProductTerm)) > 1 and bool(select(terms, Rotation))
     return absolute_rotation or several or any(of_positions) or reads_positions(terms)
 
 
@@ -79,7 +80,15 @@ def check(terms: tuple, logit_cap: Any = None) -> None:
     ):
         if (count := len(select(terms, kind))) > 1:
             raise ValueError(f"{count} terms {what}; keep at most one")
-    if any(rotation.views is not None for rotation in select(terms, Rotation)[:-1]):
+    rotations = select(terms, Rotation)
+    if summed := [n for n, rotation in enumerate(rotations) if rotation.is_summed]:
+        what = "a rotation by sums along the row, of which only differences may count"
+        if others := select(terms, ProductTerm):
+            name = type(others[0]).__name__
+            raise ValueError(f"{what}: leave out it or the {name}, which reads more")
+        if summed[0] < len(rotations) - 1:
+            raise ValueError(f"{what}, cannot come before another: put it last")
+    if any(rotation.views is not None for rotation in rotations[:-1]):
         raise ValueError("a rotation cannot follow one with several views; put that one last")
     if views(terms) is not None and (others := select(terms, ProductTerm)):
         name = type(others[0]).__name__

@@ -189,6 +189,11 @@ class Rotation(Rotates):
     heads: int | None = static(default=None)
     by_length: bool = static(default=False)
 
+    @property
+    def is_summed(self) -> bool:
+        """Whether its angles are sums of the input along the row, from any token on."""
+        return self.state is not None and self.state.after is not None
+
     def for_heads(self, share):
         axis = self.heads
         if axis is None:

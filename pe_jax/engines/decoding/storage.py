@@ -238,6 +238,7 @@ def next_positions(cache: Cache, count: int, segments: Any = None) -> jax.Array:
 
     They go on from the cache's length; with `segments`, as in `extend`, within their segment.
     """
+    require_cache(cache)
     if segments is None and cache.segments is None:
         return pos.contiguous(count, cache.start)[None]
     return add_segments(cache, segments, count)[2].rank
