@@ -18,7 +18,11 @@ from pe_jax.engines.kernels.gpu import cudnn, engine
 from tools.gpu_stages.results import Clock, Results, Row, Shared, in_processes, key
 
 STAGE = "agreement"
-SPECS = {name: name + "(length=1024)" for name in ("learned", "tupe")}
+SPECS = {name: name + "(length=1024)" for name in ("learned", "tupe")} | {
+    "rerope": "rerope(window=20)",  # so that few tokens have every view
+    "self_extend": "self_extend(window=20,group=3)",
+    "dual_chunk": "dual_chunk(chunk_size=24,local_size=8)",
+}
 FIRST = (  # one or two for each kind of term
     *("nope", "rope", "alibi", "t5", "shaw", "fox", "deberta", "kerple", "sandwich", "wavlm"),
     *("inkling", "tupe", "cable", "sink"),
@@ -57,6 +61,7 @@ def cases(shape: Shape) -> dict[str, tuple[Shape, dict[str, Any]]]:
         "wider heads": (shape._replace(width=2 * shape.width, kv_heads=shape.heads), {}),
         "positions of its own": (shape, {"q_positions": 3 * np.arange(length) + 7}),
         "capped": (shape, {"logit_cap": 2.0}),
+        "sinks": (shape, {"window": length // 4, "sinks": 4}),
         # What cuDNN runs.
         "no row sums": (
             shape._replace(width=3 * shape.width // 4, length=shape.length + 1),
