@@ -12,12 +12,13 @@ cores.
 
 `hybrids`: two lookups and two tasks of state in four layers, of attention alone and of three gated
 delta rules and one attention (configs/hybrids.py), also without the convolution of the recurrent
-layers (taps=1). The lookups are those of configs/retrieval.py: nobody learned *recall all*. About
-180 runs: two hours on one CPU core. Questions, declared before the first run (2026-11-30), on whole
-answers at 24 symbols, minus RoPE (five seeds, paired, Holm over the five of a task): Does one layer
-of attention find values by their keys as well as four, and does it need positions for that, which
-four layers of attention do (NoPE, MQAR)? Does a recurrence keep the last bit written and the order
-after swaps where attention loses them? Without the convolution, which of this remains?
+layers (taps=1). The lookups are those of configs/retrieval.py: nobody learned *recall all*. 164
+runs, in under two hours on two busy cores. Questions, declared before the first run (2026-11-30),
+on whole answers at 24 symbols, minus RoPE (five seeds, paired, Holm over the five of a task): Does
+one layer of attention find values by their keys as well as four, and does it need positions for
+that, which four layers of attention do (NoPE, MQAR)? Does a recurrence keep the last bit written
+and the order after swaps where attention loses them? Without the convolution, which of this
+remains?
 """
 
 import dataclasses

@@ -49,6 +49,7 @@ TRAINED_TASKS = {
     "tasks_decoders": 16,
     "retrieval_2": 16,
     "retrieval_4": 16,
+    "tasks_hybrids": 16,
     "what_where": 16,
 }  # symbols
 SERIES = ("sizes", "steps")
