@@ -87,7 +87,7 @@ def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: 
     )
 
 
-def _nearer(views: kinds.Views, tokens: int) -> kinds.Views:
+def _nearer(views: Any, tokens: int) -> kinds.Views:
     """The views with edges within the first half of this many tokens."""
     shrink = max(1, -(-2 * views.edges[-1] * views.unit // max(tokens, 1)))
     if views.unit > 1:

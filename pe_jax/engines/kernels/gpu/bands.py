@@ -49,7 +49,8 @@ def find(spec: AttentionSpec, terms: tuple, k: Side) -> list[Band]:
 
 def refusal(spec: AttentionSpec, terms: tuple, q: Side) -> str | None:
     """Why a call with bands cannot be divided into them; None: it can."""
-    views, documents = kinds.views(terms), q.tokens.segments is not None
+    views: Any = kinds.views(terms)
+    documents = q.tokens.segments is not None
     what = "several views of each token" if views else "sinks of a window"
     in_blocks = views is not None and views.unit > 1
     reasons = {
@@ -68,7 +69,7 @@ def call_of(
     band: Band, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
 ) -> tuple[AttentionSpec, Callable]:
     """The spec of a band's call, and its `(terms, q, k, v)` as a function of the whole call's."""
-    views = kinds.views(terms)
+    views: Any = kinds.views(terms)
     in_blocks = views is not None and views.unit > 1
     of_one_block = in_blocks and band.low == 0
     window = None if band.high is None or of_one_block else band.high - band.low
