@@ -49,8 +49,7 @@ def find(spec: AttentionSpec, terms: tuple, k: Side) -> list[Band]:
 
 def refusal(spec: AttentionSpec, terms: tuple, q: Side) -> str | None:
     """Why a call with bands cannot be divided into them; None: it can."""
-    views: Any = kinds.views(terms)
-    documents = q.tokens.segments is not None
+    views, documents = kinds.views(terms), q.tokens.segments is not None
     what = "several views of each token" if views else "sinks of a window"
     in_blocks = views is not None and views.unit > 1
     reasons = {
@@ -60,7 +59,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side) -> str | None:
         "sinks of several documents": bool(spec.sinks) and documents,
         "views by blocks, within documents": in_blocks and documents,
         "views by blocks, in a window": in_blocks and spec.window is not None,
-        "views of several blocks at the diagonal": in_blocks and views.edges[0] != 1,
+        "several blocks at the diagonal": views is not None and in_blocks and views.edges[0] != 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -69,7 +68,7 @@ def call_of(
     band: Band, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
 ) -> tuple[AttentionSpec, Callable]:
     """The spec of a band's call, and its `(terms, q, k, v)` as a function of the whole call's."""
-    views: Any = kinds.views(terms)
+    views = kinds.views(terms)
     in_blocks = views is not None and views.unit > 1
     of_one_block = in_blocks and band.low == 0
     window = None if band.high is None or of_one_block else band.high - band.low
@@ -83,7 +82,7 @@ def call_of(
             )
             k = Side(x, raw, states, jax.tree.map(lambda x: x[:, : band.keys], k.tokens))
         q_tokens, k_tokens = q.tokens, k.tokens
-        if in_blocks:
+        if views is not None and in_blocks:
             rows, columns = (views.block(side.tokens.positions) for side in (q, k))
             if of_one_block:  # no block has a negative number, which would be padding
                 least = columns.min()
