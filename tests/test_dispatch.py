@@ -60,7 +60,7 @@ def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> 
         ("alibi", 2048, "gpu", "gpu", "INFO: attention: ALiBi: the fused kernel"),
         ("shaw", 2048, "gpu", "gpu", "INFO: attention: Shaw: the fused kernel"),
         ("transformer_xl", 2048, "gpu", "gpu", "INFO: attention: TransformerXL: the fused kernel"),
-        ("rerope", 2048, "gpu", "tiled", "WARNING: attention: ReRoPE: tiles of XLA"),
+        ("rerope", 2048, "gpu", "gpu", "INFO: attention: ReRoPE: the fused kernel"),
         ("t5", 2048, "tpu", "tpu", "INFO: attention: T5: the tpu kernel"),
         ("shaw", 2048, "tpu", "tpu", "INFO: attention: Shaw: the tpu kernel"),
         ("fire", 2048, "tpu", "tpu", "INFO: attention: FIRE: the tpu kernel"),

@@ -64,8 +64,8 @@ def test_it_runs_from_beginning_to_end_without_what_is_absent(rehearsal):
     assert first.returncode == 0, first.stderr[-2000:]
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     compared = [row for row in rows if row["stage"] == "agreement"]
-    assert {row["scheme"] for row in compared} == {"nope", "t5"} and len(compared) == 14
-    assert sum(row.get("agrees") is True for row in compared) == 13
+    assert {row["scheme"] for row in compared} == {"nope", "t5"} and len(compared) == 16
+    assert sum(row.get("agrees") is True for row in compared) == 15
     (note,) = [row["note"] for row in compared if "agrees" not in row]
     assert "later tokens look alike to T5" in note
     timed = {(r["scheme"], r["mode"], r["engine"]) for r in rows if r["stage"] == "benchmark"}
@@ -78,7 +78,7 @@ def test_it_runs_from_beginning_to_end_without_what_is_absent(rehearsal):
     for row in rows:
         assert row.get("ms", 1) > 0 and ("ms" not in row or row.get("runs") != "")
     page = (out / "summary.md").read_text()
-    assert "13 comparisons, all of which agree." in page and "## Training step" in page
+    assert "15 comparisons, all of which agree." in page and "## Training step" in page
     assert page.strip() in first.stdout
     assert json.loads((out / "about.json").read_text())["versions"]["jax"]
 

@@ -28,12 +28,17 @@ def refusal(kernel, spec, **options):
     [
         ("cope", {}, "it has no RowSum"),
         ("dape", {}, "it has no PairRescore"),
-        ("alibi+rerope", {}, "it has no Rotation with several views of each token"),
-        ("nope", {"window": 4, "sinks": 1}, "it has no attention sinks of a window"),
     ],
 )
 def test_kernels_refuse_what_they_do_not_know(spec, options, why):
     assert refusal(gpu, spec, **options) == refusal(tpu, spec, **options) == why
+
+
+def test_those_for_tpus_have_no_bands_of_distances():
+    """Those for GPUs have: tests/test_engine_matrix.py."""
+    views = refusal(tpu, "alibi+rerope")
+    assert views == "it has no Rotation with several views of each token"
+    assert refusal(tpu, "nope", window=4, sinks=1) == "it has no attention sinks of a window"
 
 
 def table(rows, distance):

@@ -16,7 +16,9 @@ from pe_jax.engines import dispatch, reference
 from pe_jax.engines.kernels import self_check
 from pe_jax.engines.kernels.gpu import engine, passes
 from tests.calls import LENGTH, T5, attend, operands
-from tests.util import DIMS, assert_close, random_params
+from tests.util import DIMS, B, assert_close, random_params
+
+DOCUMENTS = np.arange(LENGTH)[None].repeat(B, 0) // 100
 
 AUTO = (jax.sharding.AxisType.Auto,)
 DENSE = jax.jit(reference.attend, static_argnums=0)
@@ -173,7 +175,7 @@ def test_nothing_is_checked_for_calls_that_no_kernel_runs(kernels):
 @pytest.mark.parametrize(
     "spec, options, reason",
     [
-        ("rope", {"window": 40, "sinks": 3}, "it has no attention sinks of a window"),
+        ("rope", {"window": 40, "sinks": 3, "q_segments": DOCUMENTS}, "sinks of several documents"),
         ("shaw", {"q_positions": np.arange(LENGTH) // 2}, "vectors of distances at explicit"),
         ("shaw+fire", {}, "vectors of values beside biases of pairs"),
     ],
