@@ -142,6 +142,15 @@ def test_devices_that_share_heads_share_the_budget():
     assert 8 * shared.rows**2 <= sizes.MOST
 
 
+def test_tiles_are_larger_on_a_gpu(monkeypatch):
+    shapes = (4, 32, 4096), (32, 4096)
+    before = sizes.arrange(*shapes, sizes.CHOSEN, by_head=False)[0]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for square, rows in [(False, 512), (True, before.rows)]:
+        grid, groups = sizes.arrange(*shapes, sizes.CHOSEN, square=square)
+        assert grid[:2] == (rows, rows) and groups[2:] == (4, 32)
+
+
 def test_tiles_waste_little_of_a_length():
     for length in (513, 600, 1025, 5000):
         grid, _ = sizes.arrange((1, 1, length), (1, length), sizes.CHOSEN)

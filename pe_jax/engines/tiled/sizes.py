@@ -6,7 +6,9 @@ it holds few scores of many heads: half of a large tile would be hidden, and its
 the caches. That is not so where vectors of distances reach over several small tiles, each of which
 would multiply its own part of them. Where pairs near the diagonal cost more than others, tiles are
 smaller at any length. On other devices, and on several, a tile holds all heads, so that a sharded
-batch or head axis is never looped over; its sides halve until it fits MOST scores per device.
+batch or head axis is never looped over; its sides halve until it fits MOST scores per device. A GPU
+launches each operation of a tile by itself, which took longer than the operations while tiles were
+as small as a CPU's, so that tiles are larger there (docs/performance.md has the count).
 """
 
 import dataclasses
@@ -22,6 +24,7 @@ from pe_jax.validation import PlainFields, require
 MOST = 2**21  # scores in a tile that holds all heads: 8 MB of float32
 AREA = 2**19  # scores in a tile that holds some: two heads of 512 × 512
 LARGEST, SMALL = 512, 64  # sides
+GPU_MOST = 2**25  # in place of MOST on a GPU: 128 MB
 VECTORS = 256  # side, with vectors of distances: those within a horizon cost less
 COSTLY = 128  # side, where pairs cost more than a product, all of them or those near a query
 SHORT = 512  # tokens: rows up to here have small tiles
@@ -81,12 +84,14 @@ def arrange(
     (batch, heads, length), (kv_heads, keys_length) = queries, keys
     turns = by_head and alone(devices)
     pairs = 1 if turns else -(-batch * heads // devices)
+    # where terms make states for tiles, a pair may take as many numbers as a head has channels
+    most = GPU_MOST if jax.default_backend() == "gpu" and not square else MOST
     short = max(length, keys_length) <= SHORT and reach <= SMALL
     small = turns and short
     side = VECTORS if reach or square else LARGEST
     side = COSTLY if costly and alone(devices) else side
     side = SMALL if small else side
-    rows, columns = (_even(n, _side(side, pairs, n)) for n in (length, keys_length))
+    rows, columns = (_even(n, _side(side, pairs, n, most)) for n in (length, keys_length))
     rows = rows if sizes.rows is None else min(sizes.rows, length)
     columns = columns if sizes.columns is None else min(sizes.columns, keys_length)
     rows, columns = (min(rows, columns),) * 2 if square else (rows, columns)
@@ -108,9 +113,9 @@ def _check_group(group: tuple[int, int], batch: int, heads: int, kv_heads: int) 
     require(fits, "group", group, fix)
 
 
-def _side(side: int, pairs: int, length: int) -> int:
-    """A side of a tile of `pairs` = batch × heads."""
-    while pairs * min(side, length) ** 2 > MOST and side > SMALL:
+def _side(side: int, pairs: int, length: int, most: int) -> int:
+    """A side of a tile of `pairs` = batch × heads and at most so many scores."""
+    while pairs * min(side, length) ** 2 > most and side > SMALL:
         side //= 2
     return side
 
