@@ -1,10 +1,11 @@
-"""Rows of tables on a TPU, where a product with ones and zeros takes the place of a gather."""
+"""Rows of tables on a TPU, by a product with ones and zeros; the logarithm of a gate."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.numerics.arrays import take
+from pe_jax.numerics.gates import log_sigmoid
 from tests.util import noise
 
 
@@ -22,3 +23,13 @@ def test_a_table_is_multiplied_on_a_tpu_and_nothing_is_rounded(monkeypatch):
     np.testing.assert_array_equal(multiplied[0], gathered[0])
     np.testing.assert_allclose(multiplied[1][0], gathered[1][0], rtol=1e-6)
     assert "gather" in str(jax.make_jaxpr(lambda x: take(x, index[0], 1, 7))(table))
+
+
+def test_log_sigmoid_and_its_derivative_are_exact_to_the_ends_of_float32():
+    ends = [0, 1e-30, 20, 88, 104, 3e38, np.inf]
+    x = np.array([*ends, *np.negative(ends), *np.linspace(-3, 3, 50)], np.float32)
+    want = -np.logaddexp(0, -x.astype(np.float64))
+    np.testing.assert_allclose(log_sigmoid(x), want, rtol=1e-6, atol=1e-37)
+    slope = np.exp(-np.logaddexp(0, x.astype(np.float64)))
+    np.testing.assert_allclose(jax.vmap(jax.grad(log_sigmoid))(x), slope, rtol=1e-5, atol=1e-37)
+    assert np.isnan(log_sigmoid(np.nan))

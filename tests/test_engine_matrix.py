@@ -67,6 +67,7 @@ PREFIX = {"mask": masks.prefix(np.array([7, 20])), "causal": False}
 DROPOUT = {"dropout_rate": 0.3, "dropout_key": jax.random.key(0)}
 SINK = {"terms": (pe_jax.Sink(noise(H)),)}
 ALONE = {"lse": False}  # the output is all that is read: kernels of JAX have no other gradient
+WINDOWED = {"window": 21, "logit_cap": 3.0}
 STAGES, OBLONG = {"length": 120}, "clipped(clip=9)+transformer_xl"
 FADES = {"length": 200, "sharp": 0.1}
 BOTH = "t5(num_buckets=8,max_distance=6,bidirectional=True)"
@@ -184,6 +185,21 @@ MATRIX = {
             ("stick_breaking", "backwards", ALL | {"q_positions": BACKWARDS}),
             ("stick_breaking", "one token", {"length": 1}),
             ("stick_breaking(attend_current=True)+rope+t5+fox", "length", {"length": 100}),
+        )
+    },
+    **{
+        f"{spec}, kernels, {name}": on(engine, spec, **options)
+        for engine, spec, name, options in (
+            ("gpu", "cope(positions=18)", "settled", {"length": 100}),
+            ("gpu, oblong", "cope(positions=6)+fire(width=3)", "packed", PACKED),
+            ("gpu", f"cope(positions=70)+{BOTH}", "both ways", ALL),
+            ("gpu", "cope(positions=6)", "elsewhere, window, cap", CROWDED | WINDOWED),
+            ("gpu", "cope(positions=6)+transformer_xl", "chunks", {"length": 70}),
+            ("gpu, oblong", "grape_ap+rope+wavlm+fox", "length", {"length": 60}),
+            ("gpu", "grape_ap", "packed", PACKED),
+            ("gpu, oblong", "grape_ap", "backwards", ALL | {"q_positions": BACKWARDS}),
+            ("gpu, oblong", "stick_breaking", "packed", PACKED),
+            ("gpu", "stick_breaking(attend_current=True)+rope+alibi", "one token", {"length": 1}),
         )
     },
     # Scores of all heads of a pair.

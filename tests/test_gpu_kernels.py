@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings.terms import DistanceBias, DistanceFormula
+from pe_jax.encodings.terms import DistanceBias, DistanceFormula, RowSum
 from pe_jax.engines.kernels.gpu import engine, operands
 from tests.calls import LENGTH, answer, assert_dense, attend, equations, step
 from tests.calls import operands as numbers
@@ -83,7 +83,9 @@ def hopper():
 WAVE = "dpb(hidden=3,depth=1)"  # a learned bias without a horizon
 
 
-@pytest.mark.parametrize("spec", ["nope", "t5", "shaw", "deberta", "kerple", WAVE, "alibi+t5"])
+@pytest.mark.parametrize(
+    "spec", [*"nope t5 shaw deberta kerple cope grape_ap alibi+t5".split(), WAVE]
+)
 def test_kernels_lower_for_cuda(spec):
     """Forward and backward: finds what Triton has no rule for, and runs nothing."""
     run = functools.partial(attend, spec, implementation=engine.attend)
@@ -108,7 +110,28 @@ def test_vectors_of_too_many_distances_are_multiplied_in_chunks(monkeypatch):
         assert_dense(["gpu"], spec, window=20)
 
 
+@pytest.mark.parametrize("spec", ["grape_ap", "cope(positions=6)"])
+def test_queries_are_divided_where_sums_along_rows_would_be_many(monkeypatch, spec):
+    """A number for each query and block of keys: in all of 70 tokens, or of 32."""
+    monkeypatch.setattr(engine.query_chunks, "MOST", B * H * 5 * 40)
+    sizes = functools.partial(engine.chunk_length, sizes=(16, 16), arch=None)
+    assert answer(sizes, spec, numbers(70)) == 32 and answer(sizes, spec, numbers(32)) is None
+    assert_dense(["gpu"], spec, length=70)
+
+
 # What they refuse.
+
+
+def twice(sums, numbers):
+    return sums * numbers.sum(-1, keepdims=True)
+
+
+def pair(arrays, q):
+    return arrays * q[..., :2]
+
+
+TWO_NUMBERS = {"terms": (RowSum(jax.nn.sigmoid, twice, numbers=pair, arrays=jnp.ones((H, 1, 2))),)}
+PREFIX = {"mask": pe_jax.masks.prefix(np.array([7, 20])), "causal": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +181,12 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
         ("nope", HALVES, {}, "operands in bfloat16 and float32"),
         ("rope_2d", None, IN_PLANE, "formulas of distances of 2 axes"),
         ("nope", None, DOUBLED, "it has no Doubled"),
+        ("cope+grape_ap", None, {}, "several sums along rows"),
+        (f"cope+tupe(length={LENGTH})", None, {}, "sums along rows beside products of tokens"),
+        ("grape_ap+shaw", None, {}, "sums along rows beside products of tokens, or values"),
+        ("nope", None, TWO_NUMBERS, "several numbers of a query for its sums"),
+        ("grape_ap+rerope", None, {}, "several views of each token beside sums along rows"),
+        ("alibi", None, PREFIX, "masks of more than indices"),
     ],
 )
 def test_a_refusal_says_why(spec, qkv, options, reason):

@@ -26,7 +26,7 @@ def refusal(kernel, spec, **options):
 @pytest.mark.parametrize(
     "spec, options, why",
     [
-        ("cope", {}, "it has no RowSum"),
+        ("wall", {}, "it has no ChannelDecay"),
         ("dape", {}, "it has no PairRescore"),
     ],
 )

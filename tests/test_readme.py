@@ -90,7 +90,7 @@ def test_engines_are_those_that_run_the_scheme():
         "shaw": everywhere,
         "fire": everywhere,
         "rope_2d": everywhere,
-        "cope": ("dense", "tiled", "decode"),
+        "cope": ("dense", "tiled", "fused", "decode"),
         "dape": ("dense", "tiled", "decode"),
         "path": ("dense", "tiled", "decode"),
     }

@@ -19,23 +19,8 @@ import jax.numpy as jnp
 from pe_jax.config_fields import int_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RowSum
+from pe_jax.encodings.terms.rows import interpolate
 from pe_jax.numerics.products import einsum
-
-
-def interpolate(values: jax.Array, indices: jax.Array) -> jax.Array:
-    """`values` at fractional indices, linear in between: [..., T, S].
-
-    Args:
-      values: float32 [..., T, P].
-      indices: float32 [..., T, S], at least 0; beyond P - 1 they are P - 1.
-    """
-    indices = jnp.minimum(indices, values.shape[-1] - 1)
-    whole = jnp.floor(indices)
-    low = whole.astype(jnp.int32)
-    high = jnp.minimum(low + 1, values.shape[-1] - 1)
-    below, above = (jnp.take_along_axis(values, at, axis=-1) for at in (low, high))
-    share = indices - whole
-    return (1 - share) * below + share * above
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pe_jax.config_fields import above_field, checked, stddev_field
 from pe_jax.encodings import alibi, rope
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RowSum, State
+from pe_jax.numerics.gates import log_sigmoid
 from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_int
 
@@ -54,7 +55,7 @@ class GRAPEAP(Encoding):
         state = State(factors, params.layer["weight"], width=2 * self.width, of="both")
         slopes = alibi.slopes(dims.heads, self.bias_max)
         more = {"numbers": per_head, "arrays": slopes, "decays": True}
-        return (RowSum(jax.nn.log_sigmoid, multiple, state=state, **more),)
+        return (RowSum(log_sigmoid, multiple, state=state, **more),)
 
 
 def factors(weight: jax.Array, x: jax.Array, positions: jax.Array) -> jax.Array:

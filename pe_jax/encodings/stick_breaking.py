@@ -20,6 +20,7 @@ import jax
 from pe_jax.config_fields import flag_field
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import Mask, RowSum, Unnormalized
+from pe_jax.numerics.gates import log_sigmoid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +31,13 @@ class StickBreaking(Encoding):
 
     def terms(self, params, dims):
         shares = RowSum(log_left, log_stick, own=True, decays=True)
-        masks = () if self.attend_current else (Mask(hide_itself),)
+        masks = () if self.attend_current else (Mask(hide_itself, of_index=True),)
         return (shares, Unnormalized(), *masks)
 
 
 def log_left(products: jax.Array) -> jax.Array:
     """log(1 - sigmoid(s)), what a key leaves."""
-    return jax.nn.log_sigmoid(-products)
+    return log_sigmoid(-products)
 
 
 def log_stick(_, sums: jax.Array) -> jax.Array:

@@ -31,7 +31,8 @@ class RowSum(RowTerm):
 
     Attributes:
       gate: the function of products, elementwise.
-      fn: the function of numbers [B or 1, H, T, C] (None: there are none) and sums [B, H, T, S].
+      fn: the function of numbers [B or 1, H, T, C] (None: there are none) and sums [B, H, T, S];
+        of several numbers GPU kernels have `interpolate` alone.
       numbers: `numbers(arrays, q)` gives C numbers per query, float32 [B or 1, H, T, C], from the
         queries before rotations times the scale, float32 [B, H, T, E]; or None.
       arrays: parameters, which lead with an axis of heads, H or 1.
@@ -109,6 +110,22 @@ class RowSum(RowTerm):
 
     def for_heads(self, share):
         return dataclasses.replace(self, arrays=jax.tree.map(lambda x: share(x, 0), self.arrays))
+
+
+def interpolate(values: jax.Array, indices: jax.Array) -> jax.Array:
+    """`values` at fractional indices, linear in between: [..., T, S].
+
+    Args:
+      values: float32 [..., T, P].
+      indices: float32 [..., T, S], at least 0; beyond P - 1 they are P - 1.
+    """
+    indices = jnp.minimum(indices, values.shape[-1] - 1)
+    whole = jnp.floor(indices)
+    low = whole.astype(jnp.int32)
+    high = jnp.minimum(low + 1, values.shape[-1] - 1)
+    below, above = (jnp.take_along_axis(values, at, axis=-1) for at in (low, high))
+    share = indices - whole
+    return (1 - share) * below + share * above
 
 
 def suffix_sums(x: jax.Array, own: bool) -> jax.Array:

@@ -29,12 +29,14 @@ class Mask(Term):
       length: how many tokens it can tell apart (a tree's); None: any number.
       looks_ahead: whether later tokens can be visible: attention is then not causal unless the call
         says `causal=True`.
+      of_index: whether the function reads nothing but indices, so that kernels can call it.
     """
 
     fn: Callable = static()
     arrays: Any = None
     length: int | None = static(default=None, kw_only=True)
     looks_ahead: bool = static(default=False, kw_only=True)
+    of_index: bool = static(default=False, kw_only=True)
 
     def visible(self, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are visible: bool [B or 1, 1, T, S]."""

@@ -27,14 +27,20 @@ SAVED = "pe_jax_attention"  # `jax.checkpoint` may save it, so that no forward k
 
 
 def unsupported(
-    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, dtypes: set
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    dtypes: set,
+    more_kinds: tuple = (),
 ) -> str | None:
-    """What kernels for these dtypes lack for a call; None: nothing.
+    """What kernels for these dtypes, and of more kinds than `KINDS`, lack for a call; or None.
 
     Subclasses of a kind may mean something else: they are refused.
     """
     inside = map(type, kinds.in_engine(terms))
-    missing = [kind.__name__ for kind in inside if kind not in KINDS]
+    missing = [kind.__name__ for kind in inside if kind not in (*KINDS, *more_kinds)]
     if missing:
         return f"it has no {' or '.join(dict.fromkeys(missing))}"
     if kinds.views(terms) is not None:

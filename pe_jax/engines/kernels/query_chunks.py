@@ -126,14 +126,14 @@ def _of_chunk(
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), (k.x, k.raw, v))
     scale = spec.scale_of(terms)
 
-    def of_pairs(q, k):  # float32 [B or 1, H or 1, R, S]
+    def of_pairs(q, k):  # float32 [B or 1, H or 1, R, S], or None
         biases = []
         each = zip(terms, in_chunks, lines, q.states, k.states, strict=True)
         for term, here, line, *states in each:
             if here:
                 scores = _scores(term, line, q, k, tuple(states))
                 biases.append(scores * scale if term.scaled else scores)
-        return functools.reduce(jnp.add, biases)
+        return functools.reduce(jnp.add, biases) if biases else None
 
     def of_chunk(q):
         x, raw, values = jax.tree.map(lambda x, dtype: x.astype(dtype), exact, dtypes)

@@ -59,6 +59,9 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side) -> str | None:
         "sinks of several documents": bool(spec.sinks) and documents,
         "views by blocks, within documents": in_blocks and documents,
         "views by blocks, in a window": in_blocks and spec.window is not None,
+        f"{what} beside sums along rows, or masks": bool(
+            kinds.select(terms, kinds.RowSum, kinds.Mask)
+        ),
         "several blocks at the diagonal": views is not None and in_blocks and views.edges[0] != 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -13,6 +13,8 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
 * a bias of two positions is an array of biases for one chunk of queries after the other
   (`query_chunks`). So are biases of distances at explicit positions, products with vectors of more
   distances than a table holds (Transformer-XL has no horizon), and what is beside any of these;
+* a `RowSum` (CoPE, GRAPE-AP, stick-breaking) is carried along rows (`row_sums`), with a number per
+  query and block of keys; where these are many, one chunk of queries comes after the other;
 * several views of a token, and the sinks of a window, are a call for each band of distances
   (`bands`);
 * where only biases that decay are added, each block skips the blocks of keys that cannot matter
@@ -37,6 +39,7 @@ import jax
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
+from pe_jax.encodings.terms.rows import interpolate
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import with_products
 from pe_jax.engines.kernels import common, query_chunks
@@ -55,8 +58,11 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         calls = (bands.abstract(band, spec, terms, q, k, v) for band in divided)
         return next((why for call in calls if (why := refusal(*call)) is not None), None)
     dtypes = {"float32", "bfloat16", "float16"}
-    if (why := common.unsupported(spec, terms, q, k, v, dtypes)) is not None:
+    more_kinds = kinds.RowSum, kinds.Mask
+    if (why := common.unsupported(spec, terms, q, k, v, dtypes, more_kinds)) is not None:
         return why
+    sums, masks = select(terms, kinds.RowSum), select(terms, kinds.Mask)
+    beside = select(terms, kinds.TokenProduct, kinds.RelativeValues)
     products = sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
     width = max(q.x.shape[-1] + products, v.shape[-1])
     relative = bool(select(terms, kinds.DistanceVectors))
@@ -71,6 +77,11 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         and bool(select(terms, kinds.DistanceFormula)),
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
         "vectors of distances at explicit positions": relative and not spec.contiguous,
+        "masks of more than indices": not all(term.of_index for term in masks),
+        "several sums along rows": len(sums) > 1,
+        "sums along rows beside products of tokens, or values by distance": bool(sums and beside),
+        "several numbers of a query for its sums": any(term.fn is not interpolate for term in sums)
+        and operands.sum_numbers(spec, terms, q, k) > 1,
         f"vectors of values beside biases of pairs, or of over {MAX_DISTANCES} distances": values
         and chunked,
     }
@@ -131,12 +142,33 @@ def attend(
         return bands.attend(by_kernels, divided, spec, terms, q, k, v)
     q, k = with_products(spec, terms, q, k)
     by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
-    if any(chunked := in_chunks(spec, terms, q, k)):
-        longest = _launches(spec, terms, q, k, v, sizes, arch).longest
-        of_chunk = functools.partial(by_kernels, _of_chunk(spec))
-        rows = query_chunks.length(longest, q, k)
-        return query_chunks.attend(of_chunk, rows, chunked, spec, terms, q, k, v)
-    return by_kernels(spec, terms, q, k, v)
+    if (rows := chunk_length(spec, terms, q, k, v, sizes, arch)) is None:
+        return by_kernels(spec, terms, q, k, v)
+    of_chunk = functools.partial(by_kernels, _of_chunk(spec))
+    chunked = in_chunks(spec, terms, q, k)
+    return query_chunks.attend(of_chunk, rows, chunked, spec, terms, q, k, v)
+
+
+def chunk_length(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    sizes: tuple[int, ...] | None,
+    arch: int | None,
+) -> int | None:
+    """Queries of a chunk, for a call that is computed in chunks of them; None: at once.
+
+    Sums along rows keep a number for each query and block of keys, which chunks limit.
+    """
+    chosen, (batch, heads, queries, _) = _launches(spec, terms, q, k, v, sizes, arch), q.x.shape
+    if any(in_chunks(spec, terms, q, k)):
+        return query_chunks.length(chosen.longest, q, k)
+    if not select(terms, kinds.RowSum):
+        return None
+    most = query_chunks.MOST // (batch * heads * -(-k.x.shape[2] // chosen.keys.own))
+    return None if queries <= most else max(1, most // chosen.longest) * chosen.longest
 
 
 def _launches(

@@ -5,7 +5,7 @@ tokens of one side and visits the blocks of the other, tile by tile (`tiles`). W
 is prepared in `operands`; `passes` launches them.
 
 Kernels take references: `Arrays`; blanks, arrays in the memory of outputs of which not every entry
-is stored; an output of entries by distance; and other outputs. All are of one batch row and one
+is stored; and outputs, of which entries by distance come first. All are of one batch row and one
 head; an output that is not wanted is None. Scores are kept times log2(e). Letters are those of
 `engine`.
 """
@@ -17,35 +17,49 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pe_jax.engines.kernels.gpu import row_sums
 from pe_jax.engines.kernels.gpu.operands import Arrays, Plan
-from pe_jax.engines.kernels.gpu.tiles import KVLoop, Tile, dot, gradient, scores, store_by_distance
+from pe_jax.engines.kernels.gpu.tiles import (
+    KVLoop,
+    Tile,
+    dot,
+    gradient,
+    scores,
+    store_by_distance,
+    visible,
+)
 from pe_jax.engines.reference import LOWEST
 
 
-def forward_kernel(plan: Plan, x: Arrays, _, entries, out, lse) -> None:
+def forward_kernel(plan: Plan, x: Arrays, _, entries, carried, out, lse) -> None:
     """Output and log2 of each row's sum of exponentials; `entries`: of scores by distance, or None.
 
-    `entries` [T, n] hold scores, and at either end the logarithm of the sum of all beyond it.
+    `entries` [T, n] hold scores, and at either end the logarithm of the sum of all beyond it;
+    `carried` [T, blocks], the sums along rows.
     """
     loop, rows = KVLoop(plan, x), plan.sizes[0]
     q, own = x.q[loop.own, :], loop.own
 
     def visit(tile, carry):
-        total, top, sums, ends = carry
-        v = x.v[tile.other, :]
-        s = scores(tile, dot(q, x.k[tile.other, :], 1))
+        total, top, sums, ends, before = carry
+        v, product, of_rows = x.v[tile.other, :], dot(q, x.k[tile.other, :], 1), None
+        if carried is not None:
+            carried[own, tile.other.start // plan.sums.block] = before
+            of_rows = row_sums.evaluate(tile, product, visible(tile), before)
+            before = of_rows.after
+        s = scores(tile, product, of_rows)
         new = jnp.maximum(top, s.max(1))
         p, fade = jnp.exp2(s - new[:, None]), jnp.exp2(top - new)
         if entries is not None:
             ends = [end * fade for end in ends]
             ends = store_by_distance(tile, entries, s, p, ends)
         total = total * fade[:, None] + dot(p.astype(v.dtype), v, 0)
-        return total, new, sums * fade + p.sum(1), ends
+        return total, new, sums * fade + p.sum(1), ends, before
 
     # A row without visible keys so far needs no special care: LOWEST is finite.
     zero = jnp.zeros((rows,), jnp.float32)
-    start = jnp.zeros((rows, x.v.shape[1]), jnp.float32), zero + LOWEST, zero, [zero, zero]
-    total, top, sums, ends = loop(visit, start)
+    start = jnp.zeros((rows, x.v.shape[1]), jnp.float32), zero + LOWEST, zero, [zero, zero], zero
+    total, top, sums, ends, _ = loop(visit, start, from_the_right=carried is not None)
 
     def log2(sums, empty):
         return jnp.where(sums > 0, top + jnp.log2(jnp.where(sums > 0, sums, 1)), empty)
@@ -63,18 +77,23 @@ def backward_kernel(
     x: Arrays,
     _,
     entries,
+    pending,
     of_own,
     of_v,
     of_coefficients,
     of_numbers,
     of_bias,
+    of_factors,
+    of_sum_numbers,
     *,
     by_keys,
 ) -> None:
     """Gradients of a block of queries or, `by_keys`, of keys and values, and what else is wanted.
 
     That is, by row: of the coefficients and of the bias of each pair (queries alone), of the
-    numbers of tokens, and `entries` [T or S, n], the gradient of the scores by distance.
+    numbers of tokens, and `entries` [T or S, n], the gradient of the scores by distance. Of sums
+    along rows: of the factors of their products and, for queries alone, of their numbers and what
+    is `pending` [T, blocks].
     """
     loop, rows = KVLoop(plan, x, by_keys), plan.sizes[0]
     sides = ((x.q, x.d_out), (x.k, x.v))
@@ -82,10 +101,22 @@ def backward_kernel(
     own, owned = loop.own, tuple(ref[loop.own, :] for ref in owners)
 
     def visit(tile, carry):
-        d_own, d_v, ends, d_c, d_n = carry
+        d_own, d_v, ends, d_c, d_n, so_far, d_factors, d_table = carry
         visited = tuple(ref[tile.other, :] for ref in others)
-        p, d_s = gradient(tile, owned, visited)
-        d_own += dot(d_s.astype(visited[0].dtype), visited[0], 0)
+        p, d_s, sums = gradient(tile, owned, visited)
+        d_product = d_s
+        if sums is not None:
+            left = tile.of_block(x.pending) if by_keys else so_far
+            more, after, d_table = row_sums.gradients(tile, sums, d_s, left, d_table)
+            if not by_keys:
+                pending[own, tile.other.start // plan.sums.block] = so_far
+                so_far = after
+            if x.left is None:
+                d_product = d_s + more
+            elif d_factors is not None:
+                factors = tile.factors(tile.sides[1])
+                d_factors += dot(more.astype(factors.dtype), factors, 0)
+        d_own += dot(d_product.astype(visited[0].dtype), visited[0], 0)
         if by_keys:
             d_v += dot(p.astype(visited[1].dtype), visited[1], 0)
         if of_bias is not None:
@@ -100,14 +131,23 @@ def backward_kernel(
             numbers, of_others = (tile.numbers(side) for side in tile.sides)
             more = plan.number_gradients(numbers, of_others, by_keys, d_s)
             d_n = [a + b for a, b in zip(d_n, more, strict=True)]
-        return d_own, d_v, ends, d_c, d_n
+        return d_own, d_v, ends, d_c, d_n, so_far, d_factors, d_table
 
     zero, column = jnp.zeros((rows,), jnp.float32), jnp.zeros((rows, 1), jnp.float32)
     d_own: Any = jnp.zeros(owned[0].shape, jnp.float32)
     d_v: Any = jnp.zeros(owned[1].shape, jnp.float32) if by_keys else None
     columns = [of_coefficients, of_numbers]
     sums = ([column] * (0 if ref is None else ref.shape[0]) for ref in columns)
-    d_own, d_v, ends, *sums = loop(visit, (d_own, d_v, [zero, zero], *sums))
+    d_factors, d_table = (
+        None if ref is None else jnp.zeros((rows, ref.shape[1]), jnp.float32)
+        for ref in (of_factors, of_sum_numbers)
+    )
+    start = d_own, d_v, [zero, zero], *sums, zero, d_factors, d_table
+    d_own, d_v, ends, *sums, _, d_factors, d_table = loop(visit, start)
+    if d_factors is not None:
+        of_factors[own, :] = d_factors
+    if d_table is not None:
+        of_sum_numbers[own, :] = d_table
     of_own[own, :] = (d_own * plan.scale).astype(of_own.dtype)
     if by_keys:
         of_v[own, :] = d_v.astype(of_v.dtype)
@@ -118,7 +158,7 @@ def backward_kernel(
             ref[c, own] = d.sum(1)
 
 
-def diagonal_kernel(plan: Plan, x: Arrays, _, __, tiles) -> None:
+def diagonal_kernel(plan: Plan, x: Arrays, _, tiles) -> None:
     """The score gradients of one block diagonal, summed tile upon tile."""
     size = plan.sizes[0]
     rows, columns = (side.shape[0] // size for side in (x.q, x.k))

@@ -15,7 +15,7 @@ import jax
 KERNELS = ("forward", "queries", "keys", "diagonal")
 DTYPES = ("half", "float32")
 # the most that a tile reads besides q, k and v
-READS = ("scores", "formulas", "table", "vectors", "bias")
+READS = ("scores", "formulas", "table", "vectors", "bias", "sums", "lookups")
 WIDTHS = (64, 128, 256)
 DEFAULT = 90  # the architecture where there is no GPU: Hopper
 SMALL = 89  # represents all whose blocks have 99 KiB of shared memory …
@@ -43,6 +43,13 @@ class Launches(NamedTuple):
     def longest(self) -> int:
         """Tokens of the longest block."""
         return max(max(launch[:2]) for launch in self)
+
+    def of_one_key_block(self) -> "Launches":
+        """The same launches, all with the shortest of their blocks of keys."""
+        launches = self.forward, self.queries, self.diagonal
+        keys = min(self.keys.own, *(launch.other for launch in launches))
+        forward, queries, diagonal = (launch._replace(other=keys) for launch in launches)
+        return Launches(forward, queries, self.keys._replace(own=keys), diagonal._replace(own=keys))
 
     def at_most(self, tokens: int) -> "Launches":
         """The same launches, with blocks of at most this many tokens."""

@@ -14,10 +14,12 @@ from jax.experimental import pallas as pl
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
+from pe_jax.encodings.terms.rows import interpolate
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.gpu import launches
 from pe_jax.engines.kernels.gpu.launches import Launch, Launches
+from pe_jax.engines.kernels.gpu.row_sums import RowSums
 from pe_jax.numerics.arrays import repeat_heads
 
 LOG2E = math.log2(math.e)
@@ -35,6 +37,8 @@ class Plan(common.ScorePlan):
     span: tuple[int, int]  # the least and the largest distance of the tables, if there are any
     far: bool  # whether there are tables that are constant beyond the span, and few distances
     values: bool  # whether weights by distance are wanted
+    sums: Any  # `RowSums`, if a term sums along rows; at most one does
+    masks: tuple  # functions of indices that hide pairs
     interpret: bool  # whether the kernels run as plain JAX
 
     @property
@@ -50,7 +54,8 @@ class Plan(common.ScorePlan):
     @property
     def indexed(self) -> bool:
         """Whether the mask reads index arrays."""
-        return not self.spec.aligned and (self.spec.causal or self.spec.window is not None)
+        by_index = self.spec.causal or self.spec.window is not None or bool(self.masks)
+        return not self.spec.aligned and by_index
 
     @property
     def padded(self) -> bool:
@@ -82,6 +87,13 @@ class Arrays(NamedTuple):
     bias: Any = None  # what is added to the scores of all pairs, [B or 1, H or 1, T, S]
     q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
     k_numbers: Any = None  # the same of keys, [B or 1, H, C, S]
+    sum_numbers: Any = None  # of queries, for the bias of their sums, [B or 1, H, T, C]
+    left: Any = (
+        None  # of queries, whose products with `right` are what is summed, [B or 1, H, T, C]
+    )
+    right: Any = None  # of keys, [B or 1, H, S, C]
+    carried: Any = None  # the sums of all blocks of keys farther right, [B, H, T, blocks]
+    pending: Any = None  # the gradient of the sums of all blocks farther left, [B, H, T, blocks]
     of_query: Any = None  # `PerToken` of the queries
     of_key: Any = None  # `PerToken` of the keys
     bounds: tuple | None = None  # first block to visit, one past the last: [B or 1, H or 1, blocks]
@@ -113,6 +125,10 @@ def make_plan(
     else:
         chosen = launches.alike(launches.Launch(*sizes))
     chosen = chosen.at_most(max(16, pl.next_power_of_2(max(lengths))))
+    sums = None
+    if of_rows := select(terms, kinds.RowSum):
+        chosen = chosen.of_one_key_block()
+        sums = RowSums.of(of_rows[0], sum_numbers(spec, terms, q, k), chosen.forward.other)
     return Plan(
         **common.ScorePlan.fields(spec, terms),
         lengths=lengths,
@@ -122,6 +138,8 @@ def make_plan(
         span=span,
         far=common.horizon(terms) is not None and span[1] - span[0] < MAX_DISTANCES,
         values=bool(select(terms, kinds.RelativeValues)),
+        sums=sums,
+        masks=tuple(term.fn for term in select(terms, kinds.Mask)),
         interpret=interpret,
     )
 
@@ -140,6 +158,8 @@ def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tu
 
 def _reads(terms: tuple, biased: bool) -> str:
     """The most that a tile reads besides q, k and v, of `launches.READS`."""
+    if sums := select(terms, kinds.RowSum):
+        return "lookups" if sums[0].fn is interpolate else "sums"
     if select(terms, kinds.DistanceVectors):
         return "vectors"
     if biased:
@@ -154,10 +174,7 @@ def make_arrays(
 ) -> Arrays:
     """What the kernels read, padded; `bias` [B or 1, H or 1, T, S] is added to the scores."""
     tokens, distance = plan.launches.longest, table_distances(plan)
-    x, y, v = (
-        common.pad(common.pad(x, 2, tokens), 3, max(16, pl.next_power_of_2(x.shape[3])))
-        for x in (q.x, k.x, v)
-    )
+    x, y, v = (_widened(common.pad(x, 2, tokens), 16) for x in (q.x, k.x, v))
     rows, columns = [], []
     for term, *states in zip(terms, q.states, k.states, strict=True):
         if isinstance(term, kinds.DistanceProducts):
@@ -166,7 +183,7 @@ def make_arrays(
             product = common.multiply(factors, term.at(distance))
             product = product * plan.scale if term.scaled else product
             (rows if side == "q" else columns).append(product)
-    numbers = common.coefficients(terms)
+    numbers, of_sums = common.coefficients(terms), _of_sums(plan, terms, q, k, tokens)
     table = common.distance_bias(terms, distance, plan.scale)
     return Arrays(
         q=x,
@@ -179,9 +196,43 @@ def make_arrays(
         bias=None if bias is None else common.pad(common.pad(bias, 2, tokens), 3, tokens),
         q_numbers=common.token_numbers(terms, q, tokens),
         k_numbers=common.token_numbers(terms, k, tokens),
+        **of_sums,
         of_query=_per_token(plan, q.tokens, tokens),
         of_key=_per_token(plan, k.tokens, tokens),
     )
+
+
+def sum_numbers(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> int:
+    """How many numbers of a query the bias of its sums along rows reads."""
+    for term, *states in zip(terms, q.states, k.states, strict=True):
+        if isinstance(term, kinds.RowSum):
+            (numbers, _), _ = jax.eval_shape(
+                lambda *args, term=term: term.prepare(*args, spec.scale_of(terms)), q, k, states
+            )
+            return 0 if numbers is None else numbers.shape[3]
+    return 0
+
+
+def _of_sums(plan: Plan, terms: tuple, q: Side, k: Side, tokens: int) -> dict[str, Any]:
+    """What sums along rows read, by the names of `Arrays`; factors are rounded as q and k are."""
+    found: dict[str, Any] = {}
+    for term, *states in zip(terms, q.states, k.states, strict=True):
+        if isinstance(term, kinds.RowSum):
+            (numbers, left), right = term.prepare(q, k, states, plan.scale)
+            if numbers is not None:
+                rows = (*numbers.shape[:2], q.x.shape[2], numbers.shape[3])
+                numbers = common.pad(jnp.broadcast_to(numbers, rows), 2, tokens)
+                found["sum_numbers"] = _widened(numbers, 1)
+            if left is not None:
+                factors = {"left": (left, q), "right": (right, k)}
+                for name, (x, side) in factors.items():
+                    found[name] = _widened(common.pad(x.astype(side.x.dtype), 2, tokens), 16)
+    return found
+
+
+def _widened(x: jax.Array, least: int) -> jax.Array:
+    """Padded to a power of two of channels, at least so many."""
+    return common.pad(x, 3, max(least, pl.next_power_of_2(x.shape[3])))
 
 
 def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int) -> PerToken:

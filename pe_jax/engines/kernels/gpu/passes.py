@@ -18,7 +18,7 @@ from pe_jax.engines.kernels.gpu import kernels, operands, tiles
 from pe_jax.engines.kernels.gpu.operands import LOG2E, Arrays, Plan
 from pe_jax.engines.reference import LOWEST
 
-KERNELS = {  # by their names in `Launches`; each is called with plan, x, blanks, entries and *outs
+KERNELS = {  # by their names in `Launches`; each is called with plan, x, blanks and *outs
     "forward": kernels.forward_kernel,
     "queries": functools.partial(kernels.backward_kernel, by_keys=False),
     "keys": functools.partial(kernels.backward_kernel, by_keys=True),
@@ -33,13 +33,13 @@ def _forward(plan: Plan, x: Arrays):
     """
     length, width = x.q.shape[2], x.v.shape[3]
     entries = _by_distance(plan, x, length, -jnp.inf) if plan.values else None
-    outs = entries, _shape(x, length, width), _shape(x, length)
-    entries, out, lse = _launch(plan, "forward", x, outs)
+    outs = entries, _by_block(plan, x), _shape(x, length, width), _shape(x, length)
+    entries, carried, out, lse = _launch(plan, "forward", x, outs)
     out, lse, entries = (checkpoint_name(array, common.SAVED) for array in (out, lse, entries))
     weights = jnp.exp2(entries - lse[..., None]) if plan.values else None
     # From the kernel's base 2, in which a row that sees nothing has -LOWEST.
     natural = jnp.where(lse >= -LOWEST, LOWEST, lse / LOG2E)
-    return (out, natural, weights), (x, out, lse, weights)
+    return (out, natural, weights), (x._replace(carried=carried), out, lse, weights)
 
 
 def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:
@@ -64,16 +64,23 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
         _shape(x, *getattr(x, name).shape[2:]) if name in learned else None
         for name in ("q_numbers", "k_numbers")
     )
+    left, right, sum_numbers = (
+        _shape(x, *getattr(x, name).shape[2:]) if name in learned else None
+        for name in ("left", "right", "sum_numbers")
+    )
     of_q = _shape(x, *x.q.shape[2:], dtype=x.q.dtype)
-    outs = entries, of_q, None, coefficients, q_numbers, bias
-    d_rows, d_q, _, d_coefficients, q_numbers, d_bias = _launch(plan, "queries", x, outs)
+    outs = entries, _by_block(plan, x), of_q, None, coefficients, q_numbers, bias, left, sum_numbers
+    results = _launch(plan, "queries", x, outs)
+    d_rows, pending, d_q, _, d_coefficients, q_numbers, d_bias, left, sum_numbers = results
+    x = x._replace(pending=pending)
     shared = x.k.shape[1] < x.q.shape[1]
     dtype = jnp.float32 if shared else x.k.dtype  # to be added up over heads
     of_k, of_v = (_shape(x, *side.shape[2:], dtype=dtype) for side in (x.k, x.v))
-    outs = columns, of_k, of_v, None, k_numbers, None
-    d_columns, d_k, d_v, _, k_numbers, _ = _launch(plan, "keys", x, outs)
+    outs = columns, None, of_k, of_v, None, k_numbers, None, right, None
+    d_columns, _, d_k, d_v, _, k_numbers, _, right, _ = _launch(plan, "keys", x, outs)
     grads = Arrays(q=d_q, k=d_k, v=d_v, columns=d_columns, bias=d_bias)
     grads = grads._replace(q_numbers=q_numbers, k_numbers=k_numbers)
+    grads = grads._replace(left=left, right=right, sum_numbers=sum_numbers)
     if "coefficients" in learned:
         grads = grads._replace(coefficients=d_coefficients.sum(3))
     if "rows" in learned:
@@ -88,7 +95,7 @@ def _of_diagonals(plan: Plan, x: Arrays) -> jax.Array:
     size, (low, high) = plan.launches.diagonal.own, plan.span
     queries, keys = x.q.shape[2], x.k.shape[2]
     count = (queries + keys) // size - 1
-    _, sums = _launch(plan, "diagonal", x, (None, _shape(x, count, size, size)), count)
+    (sums,) = _launch(plan, "diagonal", x, (_shape(x, count, size, size),), count)
     sums = sums.sum(0)
     # With its columns flipped and each row begun one later than the last, a tile has one column per
     # distance, the least first; neighbouring diagonals then overlap by half.
@@ -108,6 +115,14 @@ def _shape(x: Arrays, *rest: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStr
 
 def _by_distance(plan: Plan, x: Arrays, tokens: int, fill: float) -> jax.Array:
     return jnp.full((*x.q.shape[:2], tokens, plan.distances), fill, jnp.float32)
+
+
+def _by_block(plan: Plan, x: Arrays) -> jax.Array | None:
+    """Zeros for each query and block of keys; None: no term sums along rows."""
+    if plan.sums is None:
+        return None
+    blocks = x.k.shape[2] // plan.sums.block
+    return jnp.zeros((*x.q.shape[:3], blocks), jnp.float32)
 
 
 attention = common.differentiable(_forward, _backward)

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pe_jax.encodings.terms import Tokens
+from pe_jax.engines.kernels.gpu import row_sums
 from pe_jax.engines.kernels.gpu.operands import LOG2E, Arrays, PerToken, Plan
 from pe_jax.engines.reference import LOWEST
 
@@ -39,12 +41,16 @@ class KVLoop:
         numbers = x.of_key if by_keys else x.of_query
         self.owned = PerToken(*(None if ref is None else ref[self.own] for ref in numbers))
         self.owned_numbers = read_numbers(x.k_numbers if by_keys else x.q_numbers, self.own)
+        factors = x.right if by_keys else x.left
+        self.owned_factors = None if factors is None else factors[self.own, :]
 
-    def __call__(self, visit: Callable, carry):
+    def __call__(self, visit: Callable, carry, from_the_right: bool = False):
         """The carry after `visit(tile, carry)` of each tile."""
-        for blocks in ranges(self.plan, self.x, self.at, self.by_keys):
+        in_order = ranges(self.plan, self.x, self.at, self.by_keys)
+        for blocks in reversed(in_order) if from_the_right else in_order:
 
             def step(j, carry, blocks=blocks):
+                j = blocks.first + blocks.last - 1 - j if from_the_right else j
                 return visit(Tile(self, j, blocks.edge, blocks.far), carry)
 
             carry = jax.lax.fori_loop(blocks.first, blocks.last, step, carry)
@@ -128,6 +134,14 @@ class Tile:
         numbers = self.x.of_query if side == "q" else self.x.of_key
         return self.along(side, getattr(numbers, name)[self.other])
 
+    def index(self, side: str) -> jax.Array:
+        """The index of each token of one side."""
+        if self.plan.spec.aligned:
+            return self.indices[side]
+        if side == self.sides[0]:
+            return self.loop.owned.index
+        return (self.x.of_query if side == "q" else self.x.of_key).index[self.other]
+
     def numbers(self, side: str) -> list[jax.Array]:
         """The numbers of one side that biases of two tokens read, along its axis of the tile."""
         if side == self.sides[0]:
@@ -137,6 +151,30 @@ class Tile:
                 self.x.q_numbers if side == "q" else self.x.k_numbers, self.other
             )
         return [self.along(side, x) for x in numbers]
+
+    def axis(self, side: str) -> int:
+        """The axis of the tile along which the tokens of a side are."""
+        return self.sides.index(side)
+
+    def sum_number(self) -> jax.Array | None:
+        """The number of each query that the bias of a row's sums reads, or None."""
+        numbers = self.x.sum_numbers
+        return None if numbers is None else self.along("q", numbers[self.slices["q"], 0])
+
+    def factors(self, side: str) -> Any:
+        """The factors of one side, whose products the gates of sums along rows read."""
+        if side == self.sides[0]:
+            return self.loop.owned_factors
+        return (self.x.left if side == "q" else self.x.right)[self.other, :]
+
+    def factors_product(self) -> jax.Array:
+        """The products of both sides' factors."""
+        owned, visited = map(self.factors, self.sides)
+        return dot(owned, visited, 1)
+
+    def of_block(self, numbers) -> jax.Array:
+        """The queries' numbers for the tile's block of keys, of an array [T, blocks]."""
+        return numbers[self.slices["q"], self.slices["k"].start // self.plan.sums.block]
 
     def distance(self) -> jax.Array:
         """`q_pos - k_pos`."""
@@ -150,8 +188,11 @@ def read_numbers(ref, tokens) -> list[jax.Array]:
     return [] if ref is None else [ref[c, tokens] for c in range(ref.shape[0])]
 
 
-def scores(tile: Tile, product: jax.Array) -> jax.Array:
-    """The scores of a tile from q·k: times log2(e); minus infinity where hidden."""
+def scores(tile: Tile, product: jax.Array, sums: Any = None) -> jax.Array:
+    """The scores of a tile from q·k: times log2(e); minus infinity where hidden.
+
+    `sums` are those along rows, if a term has any.
+    """
     plan, x = tile.plan, tile.x
     tables = ((x.table, None), (x.rows, "q"), (x.columns, "k"))
     biases = [look_up(tile, ref, side) for ref, side in tables if ref is not None]
@@ -163,18 +204,27 @@ def scores(tile: Tile, product: jax.Array) -> jax.Array:
         biases.append(plan.formula(numbers, distance=tile.distance()))
     if plan.of_tokens:
         biases.append(plan.of_tokens(tile.numbers("q"), tile.numbers("k")))
+    if sums is not None:
+        biases.append(sums.bias)
     s = product * (plan.scale * LOG2E)
     s = s + functools.reduce(jnp.add, biases) * LOG2E if biases else s
     if plan.cap is not None:  # a bias of -inf hides a pair, whatever the cap
         capped = jnp.tanh(s * (1 / (plan.cap * LOG2E))) * (plan.cap * LOG2E)
         s = jnp.where(s < LOWEST, -jnp.inf, capped)
-    pairs = visible(tile)
+    pairs = visible(tile) if sums is None else sums.pairs
     return s if pairs is None else jnp.where(pairs, s, -jnp.inf)
 
 
-def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.Array]:
-    """Weights, and the gradient of the scores; from q, d_out and k, v, or the reverse."""
-    s, cap = scores(tile, dot(owned[0], visited[0], 1)), tile.plan.cap
+def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.Array, Any]:
+    """Weights, the gradient of the scores, sums along rows; from q, d_out and k, v, or the reverse.
+
+    The sums are None if no term has any.
+    """
+    product, sums, cap = dot(owned[0], visited[0], 1), None, tile.plan.cap
+    if tile.plan.sums is not None:
+        before = tile.of_block(tile.x.carried)
+        sums = row_sums.evaluate(tile, product, visible(tile), before)
+    s = scores(tile, product, sums)
     p = jnp.exp2(s - tile.token("q", "lse"))
     d_p = dot(owned[1], visited[1], 1) - tile.token("q", "delta")
     d_weights = tile.x.d_weights
@@ -182,7 +232,7 @@ def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.A
     if cap is not None:  # hidden pairs have infinite scores, and no weight
         flat = jnp.where(p > 0, s * (1 / (cap * LOG2E)), 0)
         d_s = d_s * (1 - flat * flat)
-    return p, d_s
+    return p, d_s, sums
 
 
 def visible(tile: Tile) -> jax.Array | None:
@@ -194,8 +244,14 @@ def visible(tile: Tile) -> jax.Array | None:
         tests += [ahead >= 0] if spec.causal else []
         if spec.window is not None:
             tests.append(jnp.abs(ahead) < spec.window)
-    if tile.edge and plan.padded and not tile.loop.by_keys:
+    ends = not tile.loop.by_keys and tile.edge  # gates of the padding would count in sums
+    if plan.padded and (ends or plan.sums is not None):
         tests.append(k < plan.lengths[1])
+    for fn in plan.masks:
+        rows, columns = (tile.index(side)[None] for side in "qk")
+        shown = fn(None, Tokens(rows, rows), Tokens(columns, columns))  # [1, T, S]
+        shown = shown.astype(jnp.int32).reshape(q.size, k.size)
+        tests.append((shown.T if tile.loop.by_keys else shown) != 0)
     if tile.x.of_query.segments is not None:
         ids = tile.token("q", "segments")
         tests += [ids == tile.token("k", "segments"), ids >= 0]
