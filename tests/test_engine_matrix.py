@@ -165,6 +165,9 @@ MATRIX = {
     "views, window, packed": on("gpu, oblong", "self_extend(window=7)+fox", window=20, **PACKED),
     "views by blocks": on("gpu", "dual_chunk(chunk_size=12,local_size=4)+alibi", length=60),
     "window, sinks": on("gpu", "alibi+sink", window=9, sinks=50),
+    "pieces": on("gpu", "fire(width=7,length=8.0)", length=100),
+    "pieces, both ways": on("gpu, oblong", f"fire(width=20,length=5.0)+{BOTH}", **ALL, **WINDOWED),
+    "pieces, views": on("gpu", "fire(width=3)+rerope(window=12)", length=60),
     # Sums along rows.
     **{
         f"{spec}, {name}": on("tiles, oblong" if "length" in name else "tiles", spec, **options)

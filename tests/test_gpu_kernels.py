@@ -18,12 +18,12 @@ from pe_jax.encodings.terms import DistanceBias, DistanceFormula, RowSum
 from pe_jax.engines.kernels.gpu import engine, operands
 from tests.calls import LENGTH, answer, assert_dense, attend, equations, step
 from tests.calls import operands as numbers
-from tests.util import DIMS, B, H, random_params
+from tests.util import DIMS, B, H, assert_close, jit, random_params
 
 
 def test_no_kernel_runs_twice_for_chunks_of_queries():
     """The backward pass needs its own two kernels; JAX drops others, in 0.12 while it traces."""
-    run, arrays = step("gpu", "fire(width=3)", length=70)
+    run, arrays = step("gpu", "fire(width=3)+fire(width=2)", length=70)
     forward, backward = equations(jax.make_jaxpr(run)(*arrays).jaxpr, "scan")
     assert forward.params["length"] == backward.params["length"] == 2
     inner = backward.params["jaxpr"].jaxpr
@@ -84,7 +84,7 @@ WAVE = "dpb(hidden=3,depth=1)"  # a learned bias without a horizon
 
 
 @pytest.mark.parametrize(
-    "spec", [*"nope t5 shaw deberta kerple cope grape_ap alibi+t5".split(), WAVE]
+    "spec", [*"nope t5 shaw deberta kerple fire cope grape_ap alibi+t5".split(), WAVE]
 )
 def test_kernels_lower_for_cuda(spec):
     """Forward and backward: finds what Triton has no rule for, and runs nothing."""
@@ -108,6 +108,27 @@ def test_vectors_of_too_many_distances_are_multiplied_in_chunks(monkeypatch):
         chunked = answer(lambda *call: engine.in_chunks(*call[:4]), spec)
         assert any(chunked)
         assert_dense(["gpu"], spec, window=20)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_knots_within_a_tile_and_between_tiles(causal):
+    """Of both signs, two for the same x, one beyond all x, and a unit that has none."""
+    encoding, qkv = pe_jax.make("fire", width=8, length=30.0), numbers(90)
+    layer = random_params(encoding).layer
+    knots = jnp.array([0.05, 0.3, 0.3, 0.45, 0.7, 0.9, 1.5, 0.5])
+    layer["w1"] = layer["w1"].at[::2].multiply(-1).at[7].set(0)
+    layer["b1"] = jnp.where(layer["w1"] == 0, 0.4, -layer["w1"] * knots)
+
+    def run(kernels, layer, qkv):
+        out = attend(encoding, qkv, params=pe_jax.Params({}, layer), causal=causal, **kernels)
+        return (out * jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape)).sum()
+
+    kernels = functools.partial(engine.attend, interpret=True, sizes=(16, 16))
+    got, want = (
+        jit(jax.grad(functools.partial(run, {"implementation": by}), (0, 1)))(layer, qkv)
+        for by in (kernels, "dense")
+    )
+    assert_close(got, want, 2e-5)
 
 
 @pytest.mark.parametrize("spec", ["grape_ap", "cope(positions=6)"])
@@ -163,7 +184,7 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
     [
         (f"shaw+{WAVE}", None, {}, "vectors of values beside biases of pairs, or of over 2048"),
         ("shaw", None, {"q_positions": np.arange(LENGTH) // 2}, "vectors of distances at explicit"),
-        ("shaw+fire", None, {}, "vectors of values beside biases of pairs"),
+        ("shaw+fire+fire", None, {}, "vectors of values beside biases of pairs"),
         ("shaw(clip=2000)", numbers(2500), {"causal": False}, "vectors of values beside"),
         ("nope", None, SINKS | {"causal": False}, "sinks of a window without a causal mask"),
         ("nope", None, SINKS | {"q_segments": np.zeros((B, LENGTH), int)}, "sinks of several"),
@@ -174,7 +195,7 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
             {"q_positions": np.arange(LENGTH) // 2},
             "several views of each token at exp",
         ),
-        ("rerope(window=9)+shaw+fire", None, {}, "vectors of values beside biases of pairs"),
+        ("rerope(window=9)+shaw+fire+fire", None, {}, "vectors of values beside biases of pairs"),
         (CHUNKS, None, {"window": 9}, "views by blocks, in a window"),
         (CHUNKS, None, {"q_segments": np.zeros((B, LENGTH), int)}, "views by blocks, within"),
         ("nope", numbers(4, width=300), {}, "heads of width 300"),

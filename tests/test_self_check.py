@@ -177,7 +177,7 @@ def test_nothing_is_checked_for_calls_that_no_kernel_runs(kernels):
     [
         ("rope", {"window": 40, "sinks": 3, "q_segments": DOCUMENTS}, "sinks of several documents"),
         ("shaw", {"q_positions": np.arange(LENGTH) // 2}, "vectors of distances at explicit"),
-        ("shaw+fire", {}, "vectors of values beside biases of pairs"),
+        ("shaw+fire+fire", {}, "vectors of values beside biases of pairs"),
     ],
 )
 def test_what_kernels_of_gpus_refuse_runs_in_tiles(kernels, caplog, spec, options, reason):

@@ -213,9 +213,10 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def random_params(encoding: Encoding, dims: Dims = DIMS, seed: int = 1) -> Params:
-    """Parameters of the shapes that the scheme asks for, with no term zero."""
-    like = shapes(encoding, dims)
-    return jax.tree.map(lambda x: jnp.asarray(0.4 * noise(*x.shape, seed=seed)), like)
+    """Parameters of the shapes that the scheme asks for, no two alike, with no term zero."""
+    like, structure = jax.tree.flatten(shapes(encoding, dims))
+    drawn = (0.4 * noise(*x.shape, seed=seed + 10 * n) for n, x in enumerate(like))
+    return jax.tree.unflatten(structure, map(jnp.asarray, drawn))
 
 
 @functools.cache

@@ -19,12 +19,13 @@ import jax.numpy as jnp
 
 from pe_jax.config_fields import checked, flag_field, int_field
 from pe_jax.encodings.base import Claims, Shareable
-from pe_jax.encodings.terms import PairBias
+from pe_jax.encodings.terms import PairBias, Pieces
 from pe_jax.numerics.position_arrays import as_positions
 from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_real
 
 EPSILON = 1e-6
+FAR = 1e6  # a unit whose kink is beyond it has none
 
 
 def interpolate(q_pos, k_pos, c, threshold) -> jax.Array:
@@ -41,9 +42,13 @@ def interpolate(q_pos, k_pos, c, threshold) -> jax.Array:
     """
     q_pos, k_pos = (as_positions(x, real=True) for x in (q_pos, k_pos))
     distance = jnp.abs(q_pos[..., :, None] - k_pos[..., None, :]).astype(jnp.float32)
+    return jnp.log1p(jnp.abs(c) * distance) / normalizer(q_pos, c, threshold)[..., None]
+
+
+def normalizer(q_pos: jax.Array, c: jax.Array, threshold: jax.Array) -> jax.Array:
+    """ψ(max(|L|, i)) + ε: float32 [*B, T], of positions [*B, T]."""
     longest = jnp.maximum(q_pos.astype(jnp.float32), jnp.abs(threshold))
-    whole = jnp.log1p(jnp.abs(c) * longest) + EPSILON
-    return jnp.log1p(jnp.abs(c) * distance) / whole[..., None]
+    return jnp.log1p(jnp.abs(c) * longest) + EPSILON
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +79,35 @@ class FIRE(Shareable):
         }
 
     def terms(self, params, dims):
-        return (PairBias(self.bias, self.arrays(params)),)
+        return (PairBias(self.bias, self.arrays(params), self.pieces),)
 
     def bias(self, arrays, q_pos, k_pos):
         """f(ψ(|i - j|)/ψ(max(L, i))): float32 [*B, H, T, S]."""
         x = interpolate(q_pos, k_pos, arrays["c"], arrays["multiplier"] * self.length)
         out = network(x.reshape(-1), *(arrays[name] for name in ("w1", "b1", "w2", "b2")))
         return jnp.moveaxis(out.reshape(-1, *x.shape), 0, -3)
+
+    def pieces(self, arrays, q_pos):
+        """The same function as linear pieces, for kernels; q_pos [*B, T]."""
+        rate = jnp.abs(arrays["c"])
+        scale = 1 / normalizer(q_pos, rate, arrays["multiplier"] * self.length)
+        bent = pieces(*(arrays[name] for name in ("w1", "b1", "w2", "b2")))
+        return Pieces(rate[None, None], scale[None], *bent)
+
+
+def pieces(w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> tuple:
+    """Knots [1, width], bends [H, width] and line [H, 2] of `network`, of which x is in [0, 1].
+
+    A unit is bent where it is 0; on the left of it, it is on if its weight is negative.
+    """
+    w1, b1, w2, b2 = (y.astype(jnp.float32) for y in (w1, b1, w2, b2))
+    flat = jnp.abs(w1) * FAR <= jnp.abs(b1)  # it is on for all x, or for none
+    on = jnp.where(flat, b1 > 0, w1 < 0).astype(jnp.float32)
+    knots = jnp.where(flat, jnp.inf, -b1 / jnp.where(flat, 1, w1))
+    bends = jnp.where(flat, 0, jnp.abs(w1))[:, None] * w2
+    line = jnp.stack([(on * w1) @ w2, (on * b1) @ w2 + b2], axis=1)
+    order = jnp.argsort(jax.lax.stop_gradient(knots))
+    return knots[order][None], bends[order].T, line
 
 
 def network(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:

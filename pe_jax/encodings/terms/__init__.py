@@ -46,6 +46,7 @@ from pe_jax.encodings.terms.scores import (
     PairBias as PairBias,
     PairRescore as PairRescore,
     PhaseProduct as PhaseProduct,
+    Pieces as Pieces,
     TokenBias as TokenBias,
     TokenProduct as TokenProduct,
 )

@@ -7,7 +7,7 @@ A axes of a position, C numbers of a state or a formula, n any shape. `distance 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.export
@@ -164,6 +164,12 @@ class PairBias(ScoreTerm):
     """A bias of two positions: `fn(arrays, q_pos, k_pos)`, float32 [*B, H, T, S].
 
     Use it last: every tile evaluates it pair by pair.
+
+    Attributes:
+      fn: the function.
+      arrays: what it reads.
+      pieces: the same function as `Pieces`, `pieces(arrays, q_pos)`, which kernels evaluate in
+        place; None: it has none.
     """
 
     positions_alone = True
@@ -171,12 +177,35 @@ class PairBias(ScoreTerm):
 
     fn: Callable = static()
     arrays: Any = None
+    pieces: Callable | None = static(default=None)
 
     def scores(self, q, k, states):
         return self.fn(self.arrays, q.tokens.positions, k.tokens.positions)
 
     def for_heads(self, share):
-        return dataclasses.replace(self, fn=OfSomeHeads(self.fn, share, -3))
+        pieces = self.pieces and OfSomeHeads(self.pieces, share, 0)
+        return dataclasses.replace(self, fn=OfSomeHeads(self.fn, share, -3), pieces=pieces)
+
+
+class Pieces(NamedTuple):
+    """A function of a normalised distance that is linear between K knots, the same for all heads.
+
+        x_ij    = ln(1 + rate·|distance|)·scale_i
+        bias_ij = slope·x + constant + Σ_k bends_k·max(x - knots_k, 0)
+
+    Attributes:
+      rate: not negative, float32 [1, 1].
+      scale: of each query, float32 [1, B or 1, T].
+      knots: in increasing order, float32 [1, K]; infinity for none.
+      bends: by how much the slope changes at each knot, float32 [H, K].
+      line: slope and constant on the left of all knots, float32 [H, 2].
+    """
+
+    rate: jax.Array
+    scale: jax.Array
+    knots: jax.Array
+    bends: jax.Array
+    line: jax.Array
 
 
 @kind

@@ -72,8 +72,12 @@ def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: 
         if isinstance(term, kinds.Rotation):  # its views alone are read
             return kinds.Rotation(None, None, views=_nearer(term.views, min(counts)))
         term = term.without_state_arrays()
-        while isinstance(fn := getattr(term, "fn", None), kinds.OfSomeHeads):  # of one device
-            term = dataclasses.replace(term, fn=fn.fn)
+        while whole := {  # functions for the heads of one device
+            field.name: fn.fn
+            for field in dataclasses.fields(term)
+            if isinstance(fn := getattr(term, field.name), kinds.OfSomeHeads)
+        }:
+            term = dataclasses.replace(term, **whole)
         return term.for_heads(FirstHeads(many))
 
     window = spec.window and max(1, min(spec.window, min(counts) // 3))

@@ -10,7 +10,8 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
   horizon, which vectors must have. XLA evaluates them once, adds up those of one kind, and
   multiplies vectors with q, k or a state. A tile near the diagonal loads its entries from there; a
   tile past the horizon takes one number per head, row or column;
-* a bias of two positions is an array of biases for one chunk of queries after the other
+* at contiguous positions a bias that has linear `pieces` (FIRE) is evaluated by them (`pieces`);
+* any other bias of two positions is an array of biases for one chunk of queries after the other
   (`query_chunks`). So are biases of distances at explicit positions, products with vectors of more
   distances than a table holds (Transformer-XL has no horizon), and what is beside any of these;
 * a `RowSum` (CoPE, GRAPE-AP, stick-breaking) is carried along rows (`row_sums`), with a number per
@@ -96,9 +97,11 @@ def in_chunks(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[bool
     """
     low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
     is_wide = common.horizon(terms) is None or high - low >= MAX_DISTANCES
+    of_two = select(terms, kinds.PairBias)
     chunked = (
         not spec.contiguous
-        or bool(select(terms, kinds.PairBias))
+        or len(of_two) > 1
+        or not all(term.pieces for term in of_two)
         or (is_wide and bool(select(terms, kinds.DistanceVectors)))
     )
     of_pairs = (kinds.PairBias, kinds.DistanceBias, kinds.DistanceProducts)

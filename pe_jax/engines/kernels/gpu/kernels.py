@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.kernels.gpu import row_sums
+from pe_jax.engines.kernels.gpu import pieces, row_sums
 from pe_jax.engines.kernels.gpu.operands import Arrays, Plan
 from pe_jax.engines.kernels.gpu.tiles import (
     KVLoop,
@@ -47,7 +47,7 @@ def forward_kernel(plan: Plan, x: Arrays, _, entries, carried, out, lse) -> None
             carried[own, tile.other.start // plan.sums.block] = before
             of_rows = row_sums.evaluate(tile, product, visible(tile), before)
             before = of_rows.after
-        s = scores(tile, product, of_rows)
+        s = scores(tile, product, of_rows, None if x.knots is None else pieces.evaluate(tile))
         new = jnp.maximum(top, s.max(1))
         p, fade = jnp.exp2(s - new[:, None]), jnp.exp2(top - new)
         if entries is not None:
@@ -85,6 +85,8 @@ def backward_kernel(
     of_bias,
     of_factors,
     of_sum_numbers,
+    of_pieces: Any,
+    of_scale: Any,
     *,
     by_keys,
 ) -> None:
@@ -93,7 +95,7 @@ def backward_kernel(
     That is, by row: of the coefficients and of the bias of each pair (queries alone), of the
     numbers of tokens, and `entries` [T or S, n], the gradient of the scores by distance. Of sums
     along rows: of the factors of their products and, for queries alone, of their numbers and what
-    is `pending` [T, blocks].
+    is `pending` [T, blocks]. Of linear pieces, for queries alone: `pieces.Totals`, by block.
     """
     loop, rows = KVLoop(plan, x, by_keys), plan.sizes[0]
     sides = ((x.q, x.d_out), (x.k, x.v))
@@ -101,9 +103,9 @@ def backward_kernel(
     own, owned = loop.own, tuple(ref[loop.own, :] for ref in owners)
 
     def visit(tile, carry):
-        d_own, d_v, ends, d_c, d_n, so_far, d_factors, d_table = carry
+        d_own, d_v, ends, d_c, d_n, so_far, d_factors, d_table, totals = carry
         visited = tuple(ref[tile.other, :] for ref in others)
-        p, d_s, sums = gradient(tile, owned, visited)
+        p, d_s, sums, bent = gradient(tile, owned, visited)
         d_product = d_s
         if sums is not None:
             left = tile.of_block(x.pending) if by_keys else so_far
@@ -131,7 +133,9 @@ def backward_kernel(
             numbers, of_others = (tile.numbers(side) for side in tile.sides)
             more = plan.number_gradients(numbers, of_others, by_keys, d_s)
             d_n = [a + b for a, b in zip(d_n, more, strict=True)]
-        return d_own, d_v, ends, d_c, d_n, so_far, d_factors, d_table
+        if totals is not None:
+            totals = pieces.add(tile, bent, d_s, totals)
+        return d_own, d_v, ends, d_c, d_n, so_far, d_factors, d_table, totals
 
     zero, column = jnp.zeros((rows,), jnp.float32), jnp.zeros((rows, 1), jnp.float32)
     d_own: Any = jnp.zeros(owned[0].shape, jnp.float32)
@@ -142,8 +146,14 @@ def backward_kernel(
         None if ref is None else jnp.zeros((rows, ref.shape[1]), jnp.float32)
         for ref in (of_factors, of_sum_numbers)
     )
-    start = d_own, d_v, [zero, zero], *sums, zero, d_factors, d_table
-    d_own, d_v, ends, *sums, _, d_factors, d_table = loop(visit, start)
+    totals = None if of_pieces is None else pieces.Totals.zeros(rows, of_pieces.shape[2])
+    start = d_own, d_v, [zero, zero], *sums, zero, d_factors, d_table, totals
+    d_own, d_v, ends, *sums, _, d_factors, d_table, totals = loop(visit, start)
+    if of_pieces is not None:
+        for n, total in enumerate(totals.sums):
+            of_pieces[loop.at, n, :] = total
+        for n, column in enumerate(totals[1:]):
+            of_scale[n, own] = column.sum(1)
     if d_factors is not None:
         of_factors[own, :] = d_factors
     if d_table is not None:

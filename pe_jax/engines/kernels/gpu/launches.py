@@ -15,7 +15,7 @@ import jax
 KERNELS = ("forward", "queries", "keys", "diagonal")
 DTYPES = ("half", "float32")
 # the most that a tile reads besides q, k and v
-READS = ("scores", "formulas", "table", "vectors", "bias", "sums", "lookups")
+READS = ("scores", "formulas", "table", "vectors", "bias", "pieces", "sums", "lookups")
 WIDTHS = (64, 128, 256)
 DEFAULT = 90  # the architecture where there is no GPU: Hopper
 SMALL = 89  # represents all whose blocks have 99 KiB of shared memory …

@@ -94,6 +94,11 @@ class Arrays(NamedTuple):
     right: Any = None  # of keys, [B or 1, H, S, C]
     carried: Any = None  # the sums of all blocks of keys farther right, [B, H, T, blocks]
     pending: Any = None  # the gradient of the sums of all blocks farther left, [B, H, T, blocks]
+    rate: Any = None  # the fields of `Pieces`, of all queries: [1, 1, 1]
+    scale: Any = None  # [B or 1, 1, T]
+    knots: Any = None  # [1, 1, K]
+    bends: Any = None  # [1, H, K]
+    line: Any = None  # [1, H, 2]
     of_query: Any = None  # `PerToken` of the queries
     of_key: Any = None  # `PerToken` of the keys
     bounds: tuple | None = None  # first block to visit, one past the last: [B or 1, H or 1, blocks]
@@ -164,6 +169,8 @@ def _reads(terms: tuple, biased: bool) -> str:
         return "vectors"
     if biased:
         return "bias"
+    if select(terms, kinds.PairBias):
+        return "pieces"
     if select(terms, kinds.DistanceTerm):
         return "table"
     return "formulas" if select(terms, kinds.DistanceFormula, kinds.TokenBias) else "scores"
@@ -197,6 +204,7 @@ def make_arrays(
         q_numbers=common.token_numbers(terms, q, tokens),
         k_numbers=common.token_numbers(terms, k, tokens),
         **of_sums,
+        **_of_pieces(terms, q, tokens),
         of_query=_per_token(plan, q.tokens, tokens),
         of_key=_per_token(plan, k.tokens, tokens),
     )
@@ -211,6 +219,21 @@ def sum_numbers(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> int:
             )
             return 0 if numbers is None else numbers.shape[3]
     return 0
+
+
+def _of_pieces(terms: tuple, q: Side, tokens: int) -> dict[str, Any]:
+    """What biases of linear pieces read, by the names of `Arrays`; of at most one term."""
+    for term in select(terms, kinds.PairBias):
+        found = term.pieces(term.arrays, q.tokens.positions)
+        count = pl.next_power_of_2(found.knots.shape[1] + 1)  # the last is past all knots
+        more = [(0, 0), (0, count - found.knots.shape[1])]
+        found = found._replace(
+            scale=common.pad(jnp.swapaxes(found.scale, 0, 1), 2, tokens, mode="edge"),
+            knots=jnp.pad(found.knots, more, constant_values=jnp.inf),
+            bends=jnp.pad(found.bends, more),
+        )
+        return {n: x if n == "scale" else x[None] for n, x in found._asdict().items()}
+    return {}
 
 
 def _of_sums(plan: Plan, terms: tuple, q: Side, k: Side, tokens: int) -> dict[str, Any]:

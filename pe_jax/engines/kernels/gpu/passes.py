@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
+from pe_jax.encodings import terms as kinds
 from pe_jax.engines.kernels import common
-from pe_jax.engines.kernels.gpu import kernels, operands, tiles
+from pe_jax.engines.kernels.gpu import kernels, operands, pieces, tiles
 from pe_jax.engines.kernels.gpu.operands import LOG2E, Arrays, Plan
 from pe_jax.engines.reference import LOWEST
 
@@ -69,18 +70,25 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
         for name in ("left", "right", "sum_numbers")
     )
     of_q = _shape(x, *x.q.shape[2:], dtype=x.q.dtype)
+    of_pieces = of_scale = None
+    if {*kinds.Pieces._fields} & {*learned}:
+        blocks = queries // plan.launches.queries.own
+        of_pieces = _shape(x, blocks, pieces.SUMS, x.knots.shape[2])
+        of_scale = _shape(x, 2, queries)
     outs = entries, _by_block(plan, x), of_q, None, coefficients, q_numbers, bias, left, sum_numbers
-    results = _launch(plan, "queries", x, outs)
-    d_rows, pending, d_q, _, d_coefficients, q_numbers, d_bias, left, sum_numbers = results
+    results = _launch(plan, "queries", x, (*outs, of_pieces, of_scale))
+    d_rows, pending, d_q, _, d_coefficients, q_numbers, d_bias, left, sum_numbers, *bent = results
     x = x._replace(pending=pending)
     shared = x.k.shape[1] < x.q.shape[1]
     dtype = jnp.float32 if shared else x.k.dtype  # to be added up over heads
     of_k, of_v = (_shape(x, *side.shape[2:], dtype=dtype) for side in (x.k, x.v))
-    outs = columns, None, of_k, of_v, None, k_numbers, None, right, None
-    d_columns, _, d_k, d_v, _, k_numbers, _, right, _ = _launch(plan, "keys", x, outs)
+    outs = columns, None, of_k, of_v, None, k_numbers, None, right, None, None, None
+    d_columns, _, d_k, d_v, _, k_numbers, _, right, *_ = _launch(plan, "keys", x, outs)
     grads = Arrays(q=d_q, k=d_k, v=d_v, columns=d_columns, bias=d_bias)
     grads = grads._replace(q_numbers=q_numbers, k_numbers=k_numbers)
     grads = grads._replace(left=left, right=right, sum_numbers=sum_numbers)
+    if of_pieces is not None:
+        grads = grads._replace(**pieces.gradients(x, *bent))
     if "coefficients" in learned:
         grads = grads._replace(coefficients=d_coefficients.sum(3))
     if "rows" in learned:

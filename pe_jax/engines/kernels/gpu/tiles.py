@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.encodings.terms import Tokens
-from pe_jax.engines.kernels.gpu import row_sums
+from pe_jax.engines.kernels.gpu import pieces, row_sums
 from pe_jax.engines.kernels.gpu.operands import LOG2E, Arrays, PerToken, Plan
 from pe_jax.engines.reference import LOWEST
 
@@ -188,10 +188,10 @@ def read_numbers(ref, tokens) -> list[jax.Array]:
     return [] if ref is None else [ref[c, tokens] for c in range(ref.shape[0])]
 
 
-def scores(tile: Tile, product: jax.Array, sums: Any = None) -> jax.Array:
+def scores(tile: Tile, product: jax.Array, sums: Any = None, bent: Any = None) -> jax.Array:
     """The scores of a tile from q·k: times log2(e); minus infinity where hidden.
 
-    `sums` are those along rows, if a term has any.
+    `sums` are those along rows, `bent` linear pieces, if a term has any.
     """
     plan, x = tile.plan, tile.x
     tables = ((x.table, None), (x.rows, "q"), (x.columns, "k"))
@@ -204,8 +204,7 @@ def scores(tile: Tile, product: jax.Array, sums: Any = None) -> jax.Array:
         biases.append(plan.formula(numbers, distance=tile.distance()))
     if plan.of_tokens:
         biases.append(plan.of_tokens(tile.numbers("q"), tile.numbers("k")))
-    if sums is not None:
-        biases.append(sums.bias)
+    biases += [evaluated.bias for evaluated in (sums, bent) if evaluated is not None]
     s = product * (plan.scale * LOG2E)
     s = s + functools.reduce(jnp.add, biases) * LOG2E if biases else s
     if plan.cap is not None:  # a bias of -inf hides a pair, whatever the cap
@@ -215,16 +214,17 @@ def scores(tile: Tile, product: jax.Array, sums: Any = None) -> jax.Array:
     return s if pairs is None else jnp.where(pairs, s, -jnp.inf)
 
 
-def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.Array, Any]:
-    """Weights, the gradient of the scores, sums along rows; from q, d_out and k, v, or the reverse.
+def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.Array, Any, Any]:
+    """Weights, the gradient of the scores, sums and pieces; from q, d_out and k, v, or the reverse.
 
-    The sums are None if no term has any.
+    The sums along rows and the linear pieces are None if no term has any.
     """
     product, sums, cap = dot(owned[0], visited[0], 1), None, tile.plan.cap
+    bent = None if tile.x.knots is None else pieces.evaluate(tile)
     if tile.plan.sums is not None:
         before = tile.of_block(tile.x.carried)
         sums = row_sums.evaluate(tile, product, visible(tile), before)
-    s = scores(tile, product, sums)
+    s = scores(tile, product, sums, bent)
     p = jnp.exp2(s - tile.token("q", "lse"))
     d_p = dot(owned[1], visited[1], 1) - tile.token("q", "delta")
     d_weights = tile.x.d_weights
@@ -232,7 +232,7 @@ def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.A
     if cap is not None:  # hidden pairs have infinite scores, and no weight
         flat = jnp.where(p > 0, s * (1 / (cap * LOG2E)), 0)
         d_s = d_s * (1 - flat * flat)
-    return p, d_s, sums
+    return p, d_s, sums, bent
 
 
 def visible(tile: Tile) -> jax.Array | None:
