@@ -146,7 +146,7 @@ def backward_kernel(
         None if ref is None else jnp.zeros((rows, ref.shape[1]), jnp.float32)
         for ref in (of_factors, of_sum_numbers)
     )
-    totals = None if of_pieces is None else pieces.Totals.zeros(rows, of_pieces.shape[2])
+    totals: Any = None if of_pieces is None else pieces.Totals.zeros(rows, of_pieces.shape[2])
     start = d_own, d_v, [zero, zero], *sums, zero, d_factors, d_table, totals
     d_own, d_v, ends, *sums, _, d_factors, d_table, totals = loop(visit, start)
     if of_pieces is not None:
