@@ -168,6 +168,9 @@ MATRIX = {
     "pieces": on("gpu", "fire(width=7,length=8.0)", length=100),
     "pieces, both ways": on("gpu, oblong", f"fire(width=20,length=5.0)+{BOTH}", **ALL, **WINDOWED),
     "pieces, views": on("gpu", "fire(width=3)+rerope(window=12)", length=60),
+    "phases, packed": on("gpu", "tapa(fraction=0.25)", **PACKED),
+    "phases, both ways": on("gpu, oblong", "rope+tapa+fox", **ALL, **WINDOWED, q_positions=STEPS),
+    "phases, pairs": on("gpu", "tapa+fire(width=3)+transformer_xl", heads=(4, 1), length=60),
     # Sums along rows.
     **{
         f"{spec}, {name}": on("tiles, oblong" if "length" in name else "tiles", spec, **options)

@@ -84,7 +84,7 @@ WAVE = "dpb(hidden=3,depth=1)"  # a learned bias without a horizon
 
 
 @pytest.mark.parametrize(
-    "spec", [*"nope t5 shaw deberta kerple fire cope grape_ap alibi+t5".split(), WAVE]
+    "spec", [*"nope t5 shaw deberta kerple fire tapa cope grape_ap alibi+t5".split(), WAVE]
 )
 def test_kernels_lower_for_cuda(spec):
     """Forward and backward: finds what Triton has no rule for, and runs nothing."""
@@ -205,8 +205,14 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
         ("cope+grape_ap", None, {}, "several sums along rows"),
         (f"cope+tupe(length={LENGTH})", None, {}, "sums along rows beside products of tokens"),
         ("grape_ap+shaw", None, {}, "sums along rows beside products of tokens, or values"),
+        ("tapa+grape_ap", None, {}, "phases beside products of tokens, or sums"),
         ("nope", None, TWO_NUMBERS, "several numbers of a query for its sums"),
-        ("grape_ap+rerope", None, {}, "several views of each token beside sums along rows"),
+        (
+            "grape_ap+rerope",
+            None,
+            {},
+            "several views of each token beside sums",
+        ),
         ("alibi", None, PREFIX, "masks of more than indices"),
     ],
 )

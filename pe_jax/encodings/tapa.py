@@ -8,7 +8,7 @@ random tokens vanishes as they get farther apart (Theorem 3.2), while single sco
 RoPE it goes on to depend on the distance. No parameters: phases are channels of q and k.
 
 The score is even in the distance, so that before and after differ by a causal mask alone. It takes
-two products of q and k in the place of one; no fused kernel has it. The paper trains with α = 0.1,
+two products of q and k in the place of one. The paper trains with α = 0.1,
 θ = 0.5 and a fifth of RoPE's learning rate.
 """
 

@@ -6,6 +6,7 @@ A axes of a position, C numbers of a state or a formula, n any shape. `distance 
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -102,8 +103,11 @@ class PhaseProduct(ProductTerm):
         a = products(q.x[..., : self.amplitude], k.x[..., : self.amplitude])
         phase = products(q.x[..., self.amplitude :], k.x[..., self.amplitude :])
         distance = jnp.abs(pair_distance(q, k))[:, None].astype(jnp.float32)
-        size = 2 * jnp.pi * (q.x.shape[-1] - self.amplitude) ** -0.5
-        return a * jnp.cos(size * distance**self.power * phase)
+        return a * jnp.cos(self.size(q.x.shape[-1]) * distance**self.power * phase)
+
+    def size(self, width: int) -> float:
+        """What the angle is multiplied by, 2π/sqrt(P), for heads of this width."""
+        return 2 * math.pi * (width - self.amplitude) ** -0.5
 
 
 def _of_key_heads(shape: tuple[int, ...], q: jax.Array, k: jax.Array) -> jax.Array:

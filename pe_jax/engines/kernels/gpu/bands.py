@@ -59,8 +59,8 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side) -> str | None:
         "sinks of several documents": bool(spec.sinks) and documents,
         "views by blocks, within documents": in_blocks and documents,
         "views by blocks, in a window": in_blocks and spec.window is not None,
-        f"{what} beside sums along rows, or masks": bool(
-            kinds.select(terms, kinds.RowSum, kinds.Mask)
+        f"{what} beside sums along rows, masks or phases": bool(
+            kinds.select(terms, kinds.RowSum, kinds.Mask, kinds.PhaseProduct)
         ),
         "several blocks at the diagonal": views is not None and in_blocks and views.edges[0] != 1,
     }

@@ -16,6 +16,7 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
   distances than a table holds (Transformer-XL has no horizon), and what is beside any of these;
 * a `RowSum` (CoPE, GRAPE-AP, stick-breaking) is carried along rows (`row_sums`), with a number per
   query and block of keys; where these are many, one chunk of queries comes after the other;
+* a `PhaseProduct` (TAPA) is two products and a cosine (`phases`);
 * several views of a token, and the sinks of a window, are a call for each band of distances
   (`bands`);
 * where only biases that decay are added, each block skips the blocks of keys that cannot matter
@@ -59,7 +60,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         calls = (bands.abstract(band, spec, terms, q, k, v) for band in divided)
         return next((why for call in calls if (why := refusal(*call)) is not None), None)
     dtypes = {"float32", "bfloat16", "float16"}
-    more_kinds = kinds.RowSum, kinds.Mask
+    more_kinds = kinds.RowSum, kinds.Mask, kinds.PhaseProduct
     if (why := common.unsupported(spec, terms, q, k, v, dtypes, more_kinds)) is not None:
         return why
     sums, masks = select(terms, kinds.RowSum), select(terms, kinds.Mask)
@@ -81,6 +82,9 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         "masks of more than indices": not all(term.of_index for term in masks),
         "several sums along rows": len(sums) > 1,
         "sums along rows beside products of tokens, or values by distance": bool(sums and beside),
+        "phases beside products of tokens, or sums along rows": bool(
+            select(terms, kinds.PhaseProduct) and (sums or select(terms, kinds.TokenProduct))
+        ),
         "several numbers of a query for its sums": any(term.fn is not interpolate for term in sums)
         and operands.sum_numbers(spec, terms, q, k) > 1,
         f"vectors of values beside biases of pairs, or of over {MAX_DISTANCES} distances": values

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.kernels.gpu import pieces, row_sums
+from pe_jax.engines.kernels.gpu import phases, pieces, row_sums
 from pe_jax.engines.kernels.gpu.operands import Arrays, Plan
 from pe_jax.engines.kernels.gpu.tiles import (
     KVLoop,
@@ -43,6 +43,8 @@ def forward_kernel(plan: Plan, x: Arrays, _, entries, carried, out, lse) -> None
     def visit(tile, carry):
         total, top, sums, ends, before = carry
         v, product, of_rows = x.v[tile.other, :], dot(q, x.k[tile.other, :], 1), None
+        if plan.phase is not None:
+            product = phases.evaluate(tile, product).product
         if carried is not None:
             carried[own, tile.other.start // plan.sums.block] = before
             of_rows = row_sums.evaluate(tile, product, visible(tile), before)
@@ -105,8 +107,10 @@ def backward_kernel(
     def visit(tile, carry):
         d_own, d_v, ends, d_c, d_n, so_far, d_factors, d_table, totals = carry
         visited = tuple(ref[tile.other, :] for ref in others)
-        p, d_s, sums, bent = gradient(tile, owned, visited)
-        d_product = d_s
+        p, d_s, (sums, bent, wave) = gradient(tile, owned, visited)
+        d_product, more = d_s, d_s
+        if wave is not None:
+            d_product, more = phases.gradients(tile, wave, d_s)
         if sums is not None:
             left = tile.of_block(x.pending) if by_keys else so_far
             more, after, d_table = row_sums.gradients(tile, sums, d_s, left, d_table)
@@ -115,9 +119,9 @@ def backward_kernel(
                 so_far = after
             if x.left is None:
                 d_product = d_s + more
-            elif d_factors is not None:
-                factors = tile.factors(tile.sides[1])
-                d_factors += dot(more.astype(factors.dtype), factors, 0)
+        if d_factors is not None:
+            factors = tile.factors(tile.sides[1])
+            d_factors += dot(more.astype(factors.dtype), factors, 0)
         d_own += dot(d_product.astype(visited[0].dtype), visited[0], 0)
         if by_keys:
             d_v += dot(p.astype(visited[1].dtype), visited[1], 0)

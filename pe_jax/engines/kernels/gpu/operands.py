@@ -19,6 +19,7 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.gpu import launches
 from pe_jax.engines.kernels.gpu.launches import Launch, Launches
+from pe_jax.engines.kernels.gpu.phases import Phase
 from pe_jax.engines.kernels.gpu.row_sums import RowSums
 from pe_jax.numerics.arrays import repeat_heads
 
@@ -38,6 +39,7 @@ class Plan(common.ScorePlan):
     far: bool  # whether there are tables that are constant beyond the span, and few distances
     values: bool  # whether weights by distance are wanted
     sums: Any  # `RowSums`, if a term sums along rows; at most one does
+    phase: Phase | None  # of a product in the place of q·k
     masks: tuple  # functions of indices that hide pairs
     interpret: bool  # whether the kernels run as plain JAX
 
@@ -144,6 +146,7 @@ def make_plan(
         far=common.horizon(terms) is not None and span[1] - span[0] < MAX_DISTANCES,
         values=bool(select(terms, kinds.RelativeValues)),
         sums=sums,
+        phase=next((Phase.of(x, q.x.shape[-1]) for x in select(terms, kinds.PhaseProduct)), None),
         masks=tuple(term.fn for term in select(terms, kinds.Mask)),
         interpret=interpret,
     )
@@ -165,6 +168,8 @@ def _reads(terms: tuple, biased: bool) -> str:
     """The most that a tile reads besides q, k and v, of `launches.READS`."""
     if sums := select(terms, kinds.RowSum):
         return "lookups" if sums[0].fn is interpolate else "sums"
+    if select(terms, kinds.PhaseProduct):
+        return "sums"
     if select(terms, kinds.DistanceVectors):
         return "vectors"
     if biased:
@@ -181,6 +186,12 @@ def make_arrays(
 ) -> Arrays:
     """What the kernels read, padded; `bias` [B or 1, H or 1, T, S] is added to the scores."""
     tokens, distance = plan.launches.longest, table_distances(plan)
+    read = _of_sums(plan, terms, q, k, tokens) | _of_pieces(terms, q, tokens)
+    if plan.phase is not None:
+        n = plan.phase.amplitude
+        for name, x in (("left", q.x), ("right", k.x)):
+            read[name] = _widened(common.pad(x[..., n:], 2, tokens), 16)
+        q, k = (side._replace(x=side.x[..., :n]) for side in (q, k))
     x, y, v = (_widened(common.pad(x, 2, tokens), 16) for x in (q.x, k.x, v))
     rows, columns = [], []
     for term, *states in zip(terms, q.states, k.states, strict=True):
@@ -190,7 +201,7 @@ def make_arrays(
             product = common.multiply(factors, term.at(distance))
             product = product * plan.scale if term.scaled else product
             (rows if side == "q" else columns).append(product)
-    numbers, of_sums = common.coefficients(terms), _of_sums(plan, terms, q, k, tokens)
+    numbers = common.coefficients(terms)
     table = common.distance_bias(terms, distance, plan.scale)
     return Arrays(
         q=x,
@@ -203,8 +214,7 @@ def make_arrays(
         bias=None if bias is None else common.pad(common.pad(bias, 2, tokens), 3, tokens),
         q_numbers=common.token_numbers(terms, q, tokens),
         k_numbers=common.token_numbers(terms, k, tokens),
-        **of_sums,
-        **_of_pieces(terms, q, tokens),
+        **read,
         of_query=_per_token(plan, q.tokens, tokens),
         of_key=_per_token(plan, k.tokens, tokens),
     )
@@ -260,8 +270,9 @@ def _widened(x: jax.Array, least: int) -> jax.Array:
 
 def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int) -> PerToken:
     """Positions, indices and segments as far as the kernels read them."""
+    by_distance = plan.formula or plan.phase
     numbers = PerToken(
-        positions=tokens.positions if plan.formula and not plan.spec.contiguous else None,
+        positions=tokens.positions if by_distance and not plan.spec.contiguous else None,
         index=tokens.index if plan.indexed else None,
         segments=tokens.segments,
     )

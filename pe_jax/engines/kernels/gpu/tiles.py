@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.encodings.terms import Tokens
-from pe_jax.engines.kernels.gpu import pieces, row_sums
+from pe_jax.engines.kernels.gpu import phases, pieces, row_sums
 from pe_jax.engines.kernels.gpu.operands import LOG2E, Arrays, PerToken, Plan
 from pe_jax.engines.reference import LOWEST
 
@@ -214,12 +214,14 @@ def scores(tile: Tile, product: jax.Array, sums: Any = None, bent: Any = None) -
     return s if pairs is None else jnp.where(pairs, s, -jnp.inf)
 
 
-def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.Array, Any, Any]:
-    """Weights, the gradient of the scores, sums and pieces; from q, d_out and k, v, or the reverse.
+def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.Array, tuple]:
+    """Weights, and the gradient of the scores; from q, d_out and k, v, or the reverse.
 
-    The sums along rows and the linear pieces are None if no term has any.
+    Also returns what was evaluated of sums along rows, pieces and phases, None without such a term.
     """
     product, sums, cap = dot(owned[0], visited[0], 1), None, tile.plan.cap
+    wave = None if tile.plan.phase is None else phases.evaluate(tile, product)
+    product = product if wave is None else wave.product
     bent = None if tile.x.knots is None else pieces.evaluate(tile)
     if tile.plan.sums is not None:
         before = tile.of_block(tile.x.carried)
@@ -232,7 +234,7 @@ def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.A
     if cap is not None:  # hidden pairs have infinite scores, and no weight
         flat = jnp.where(p > 0, s * (1 / (cap * LOG2E)), 0)
         d_s = d_s * (1 - flat * flat)
-    return p, d_s, sums, bent
+    return p, d_s, (sums, bent, wave)
 
 
 def visible(tile: Tile) -> jax.Array | None:
