@@ -5,9 +5,8 @@ tokens of one side and visits the blocks of the other, tile by tile (`tiles`). W
 is prepared in `operands`; `passes` launches them.
 
 Kernels take references: `Arrays`; blanks, arrays in the memory of outputs of which not every entry
-is stored; and outputs, of which entries by distance come first. All are of one batch row and one
-head; an output that is not wanted is None. Scores are kept times log2(e). Letters are those of
-`engine`.
+is stored; and `Outs`. All are of one batch row and one head. Scores are kept times log2(e). Letters
+are those of `engine`.
 """
 
 import functools
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.engines.kernels.gpu import phases, pieces, row_sums
-from pe_jax.engines.kernels.gpu.operands import Arrays, Plan
+from pe_jax.engines.kernels.gpu.operands import Arrays, Outs, Plan
 from pe_jax.engines.kernels.gpu.tiles import (
     KVLoop,
     Tile,
@@ -31,12 +30,12 @@ from pe_jax.engines.kernels.gpu.tiles import (
 from pe_jax.engines.reference import LOWEST
 
 
-def forward_kernel(plan: Plan, x: Arrays, _, entries, carried, out, lse) -> None:
-    """Output and log2 of each row's sum of exponentials; `entries`: of scores by distance, or None.
+def forward_kernel(plan: Plan, x: Arrays, _, outs: Outs) -> None:
+    """Output and row sums; scores by distance and sums along rows, where they are wanted.
 
-    `entries` [T, n] hold scores, and at either end the logarithm of the sum of all beyond it;
-    `carried` [T, blocks], the sums along rows.
+    The entries at either end have the logarithm of the sum of all scores beyond it.
     """
+    entries, carried = outs.entries, outs.carried
     loop, rows = KVLoop(plan, x), plan.sizes[0]
     q, own = x.q[loop.own, :], loop.own
 
@@ -67,38 +66,23 @@ def forward_kernel(plan: Plan, x: Arrays, _, entries, carried, out, lse) -> None
         return jnp.where(sums > 0, top + jnp.log2(jnp.where(sums > 0, sums, 1)), empty)
 
     # A row without visible keys gets zeros, and a sum so large that its weights vanish again.
-    out[own, :] = total / jnp.where(sums > 0, sums, 1)[:, None]
-    lse[own] = log2(sums, -LOWEST)
+    outs.out[own, :] = total / jnp.where(sums > 0, sums, 1)[:, None]
+    outs.lse[own] = log2(sums, -LOWEST)
     if entries is not None:
         entries[own, 0] = log2(ends[0], -jnp.inf)
         entries[own, plan.distances - 1] = log2(ends[1], -jnp.inf)
 
 
-def backward_kernel(
-    plan: Plan,
-    x: Arrays,
-    _,
-    entries,
-    pending,
-    of_own,
-    of_v,
-    of_coefficients,
-    of_numbers,
-    of_bias,
-    of_factors,
-    of_sum_numbers,
-    of_pieces: Any,
-    of_scale: Any,
-    *,
-    by_keys,
-) -> None:
+def backward_kernel(plan: Plan, x: Arrays, _, outs: Outs, *, by_keys: bool) -> None:
     """Gradients of a block of queries or, `by_keys`, of keys and values, and what else is wanted.
 
-    That is, by row: of the coefficients and of the bias of each pair (queries alone), of the
-    numbers of tokens, and `entries` [T or S, n], the gradient of the scores by distance. Of sums
-    along rows: of the factors of their products and, for queries alone, of their numbers and what
-    is `pending` [T, blocks]. Of linear pieces, for queries alone: `pieces.Totals`, by block.
+    For queries alone: those of the coefficients, of the bias of each pair, of what sums along rows
+    and linear pieces read.
     """
+    of_own, numbers, of_factors = (
+        (outs.k, outs.k_numbers, outs.right) if by_keys else (outs.q, outs.q_numbers, outs.left)
+    )
+    entries, columns = outs.entries, [outs.coefficients, numbers]
     loop, rows = KVLoop(plan, x, by_keys), plan.sizes[0]
     sides = ((x.q, x.d_out), (x.k, x.v))
     owners, others = sides[::-1] if by_keys else sides
@@ -115,7 +99,7 @@ def backward_kernel(
             left = tile.of_block(x.pending) if by_keys else so_far
             more, after, d_table = row_sums.gradients(tile, sums, d_s, left, d_table)
             if not by_keys:
-                pending[own, tile.other.start // plan.sums.block] = so_far
+                outs.pending[own, tile.other.start // plan.sums.block] = so_far
                 so_far = after
             if x.left is None:
                 d_product = d_s + more
@@ -125,8 +109,8 @@ def backward_kernel(
         d_own += dot(d_product.astype(visited[0].dtype), visited[0], 0)
         if by_keys:
             d_v += dot(p.astype(visited[1].dtype), visited[1], 0)
-        if of_bias is not None:
-            of_bias[own, tile.other] = d_s
+        if outs.bias is not None:
+            outs.bias[own, tile.other] = d_s
         if entries is not None:
             ends = store_by_distance(tile, entries, d_s, d_s, ends)
         if d_c:  # one coefficient per row, so that its gradient is a sum along the row
@@ -134,8 +118,8 @@ def backward_kernel(
             shared = [jnp.full((rows, 1), x.coefficients[c], jnp.float32) for c in range(len(d_c))]
             d_c = [a + b for a, b in zip(d_c, jax.vjp(formula, shared)[1](d_s)[0], strict=True)]
         if d_n:
-            numbers, of_others = (tile.numbers(side) for side in tile.sides)
-            more = plan.number_gradients(numbers, of_others, by_keys, d_s)
+            of_owned, of_others = (tile.numbers(side) for side in tile.sides)
+            more = plan.number_gradients(of_owned, of_others, by_keys, d_s)
             d_n = [a + b for a, b in zip(d_n, more, strict=True)]
         if totals is not None:
             totals = pieces.add(tile, bent, d_s, totals)
@@ -144,27 +128,28 @@ def backward_kernel(
     zero, column = jnp.zeros((rows,), jnp.float32), jnp.zeros((rows, 1), jnp.float32)
     d_own: Any = jnp.zeros(owned[0].shape, jnp.float32)
     d_v: Any = jnp.zeros(owned[1].shape, jnp.float32) if by_keys else None
-    columns = [of_coefficients, of_numbers]
     sums = ([column] * (0 if ref is None else ref.shape[0]) for ref in columns)
     d_factors, d_table = (
         None if ref is None else jnp.zeros((rows, ref.shape[1]), jnp.float32)
-        for ref in (of_factors, of_sum_numbers)
+        for ref in (of_factors, outs.sum_numbers)
     )
-    totals: Any = None if of_pieces is None else pieces.Totals.zeros(rows, of_pieces.shape[2])
+    totals: Any = None
+    if outs.pieces is not None:
+        totals = pieces.Totals.zeros(rows, outs.pieces.shape[2])
     start = d_own, d_v, [zero, zero], *sums, zero, d_factors, d_table, totals
     d_own, d_v, ends, *sums, _, d_factors, d_table, totals = loop(visit, start)
-    if of_pieces is not None:
+    if outs.pieces is not None:
         for n, total in enumerate(totals.sums):
-            of_pieces[loop.at, n, :] = total
+            outs.pieces[loop.at, n, :] = total
         for n, column in enumerate(totals[1:]):
-            of_scale[n, own] = column.sum(1)
+            outs.scale[n, own] = column.sum(1)
     if d_factors is not None:
         of_factors[own, :] = d_factors
     if d_table is not None:
-        of_sum_numbers[own, :] = d_table
+        outs.sum_numbers[own, :] = d_table
     of_own[own, :] = (d_own * plan.scale).astype(of_own.dtype)
     if by_keys:
-        of_v[own, :] = d_v.astype(of_v.dtype)
+        outs.v[own, :] = d_v.astype(outs.v.dtype)
     if entries is not None:
         entries[own, 0], entries[own, plan.distances - 1] = ends
     for ref, total in zip(columns, sums, strict=True):
@@ -172,7 +157,7 @@ def backward_kernel(
             ref[c, own] = d.sum(1)
 
 
-def diagonal_kernel(plan: Plan, x: Arrays, _, tiles) -> None:
+def diagonal_kernel(plan: Plan, x: Arrays, _, outs: Outs) -> None:
     """The score gradients of one block diagonal, summed tile upon tile."""
     size = plan.sizes[0]
     rows, columns = (side.shape[0] // size for side in (x.q, x.k))
@@ -190,4 +175,4 @@ def diagonal_kernel(plan: Plan, x: Arrays, _, tiles) -> None:
     first = jnp.maximum(offset, 0)
     last = jnp.where(meets, jnp.minimum(rows, columns + offset), first)
     total = jax.lax.fori_loop(first, last, visit, jnp.zeros((size, size), jnp.float32))
-    tiles[pl.program_id(0), :, :] = total
+    outs.tiles[pl.program_id(0), :, :] = total

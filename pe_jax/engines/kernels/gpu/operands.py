@@ -108,6 +108,29 @@ class Arrays(NamedTuple):
     d_weights: Any = None  # cotangent of the weights by distance, [B, H, T, n]
 
 
+class Outs(NamedTuple):
+    """What kernels write: of a block that a program owns, by row; None where it is not wanted."""
+
+    entries: Any = None  # by distance: scores, or their gradients, [B, H, T or S, n]
+    carried: Any = None  # as in `Arrays`, as are the following
+    pending: Any = None
+    out: Any = None  # the output, [B, H, T, F]
+    lse: Any = None  # log2 of each row's sum of exponentials, [B, H, T]
+    q: Any = None
+    k: Any = None
+    v: Any = None
+    coefficients: Any = None  # of each row, [B, H, C, T]
+    q_numbers: Any = None
+    k_numbers: Any = None
+    bias: Any = None
+    left: Any = None
+    right: Any = None
+    sum_numbers: Any = None
+    pieces: Any = None  # `pieces.Totals`: sums of a block of queries, [B, H, blocks, SUMS, K]
+    scale: Any = None  # and of each query, [B, H, 2, T]
+    tiles: Any = None  # the sums of each block diagonal, [B, H, diagonals, side, side]
+
+
 def make_plan(
     spec: AttentionSpec,
     terms: tuple,

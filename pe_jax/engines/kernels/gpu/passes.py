@@ -16,10 +16,10 @@ from jax.experimental import pallas as pl
 from pe_jax.encodings import terms as kinds
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.gpu import kernels, operands, pieces, tiles
-from pe_jax.engines.kernels.gpu.operands import LOG2E, Arrays, Plan
+from pe_jax.engines.kernels.gpu.operands import LOG2E, Arrays, Outs, Plan
 from pe_jax.engines.reference import LOWEST
 
-KERNELS = {  # by their names in `Launches`; each is called with plan, x, blanks and *outs
+KERNELS = {  # by their names in `Launches`; each is called with plan, x, blanks and `Outs`
     "forward": kernels.forward_kernel,
     "queries": functools.partial(kernels.backward_kernel, by_keys=False),
     "keys": functools.partial(kernels.backward_kernel, by_keys=True),
@@ -33,14 +33,20 @@ def _forward(plan: Plan, x: Arrays):
     The weights are None unless the plan wants them. Also returns what the backward pass reads.
     """
     length, width = x.q.shape[2], x.v.shape[3]
-    entries = _by_distance(plan, x, length, -jnp.inf) if plan.values else None
-    outs = entries, _by_block(plan, x), _shape(x, length, width), _shape(x, length)
-    entries, carried, out, lse = _launch(plan, "forward", x, outs)
-    out, lse, entries = (checkpoint_name(array, common.SAVED) for array in (out, lse, entries))
+    wanted = Outs(
+        entries=_by_distance(plan, x, length, -jnp.inf) if plan.values else None,
+        carried=_by_block(plan, x),
+        out=_shape(x, length, width),
+        lse=_shape(x, length),
+    )
+    found = _launch(plan, "forward", x, wanted)
+    out, lse, entries = (
+        checkpoint_name(array, common.SAVED) for array in (found.out, found.lse, found.entries)
+    )
     weights = jnp.exp2(entries - lse[..., None]) if plan.values else None
     # From the kernel's base 2, in which a row that sees nothing has -LOWEST.
     natural = jnp.where(lse >= -LOWEST, LOWEST, lse / LOG2E)
-    return (out, natural, weights), (x._replace(carried=carried), out, lse, weights)
+    return (out, natural, weights), (x._replace(carried=found.carried), out, lse, weights)
 
 
 def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:
@@ -51,46 +57,52 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
         delta = delta + (d_weights * weights).sum(-1)
     of_query = x.of_query._replace(lse=lse, delta=delta - d_lse)
     x = x._replace(of_query=of_query, d_out=d_out.astype(x.v.dtype), d_weights=d_weights)
-    (queries, keys), entries = (side.shape[2] for side in (x.q, x.k)), None
-    coefficients = bias = columns = None
+    queries, keys = (side.shape[2] for side in (x.q, x.k))
+
+    def like(name):  # [B, H, …] of an array that is learned
+        return _shape(x, *getattr(x, name).shape[2:]) if name in learned else None
+
+    wanted = Outs(
+        pending=_by_block(plan, x),
+        q=_shape(x, *x.q.shape[2:], dtype=x.q.dtype),
+        q_numbers=like("q_numbers"),
+        left=like("left"),
+        sum_numbers=like("sum_numbers"),
+    )
     if "rows" in learned or ("table" in learned and plan.far):
-        entries = _by_distance(plan, x, queries, 0.0)
+        wanted = wanted._replace(entries=_by_distance(plan, x, queries, 0.0))
     if "coefficients" in learned:
-        coefficients = _shape(x, x.coefficients.shape[2], queries)
+        wanted = wanted._replace(coefficients=_shape(x, x.coefficients.shape[2], queries))
     if "bias" in learned:
         bias = jnp.zeros((*x.q.shape[:2], queries, keys), jnp.float32)
-    if "columns" in learned:
-        columns = _by_distance(plan, x, keys, 0.0)
-    q_numbers, k_numbers = (
-        _shape(x, *getattr(x, name).shape[2:]) if name in learned else None
-        for name in ("q_numbers", "k_numbers")
-    )
-    left, right, sum_numbers = (
-        _shape(x, *getattr(x, name).shape[2:]) if name in learned else None
-        for name in ("left", "right", "sum_numbers")
-    )
-    of_q = _shape(x, *x.q.shape[2:], dtype=x.q.dtype)
-    of_pieces = of_scale = None
+        wanted = wanted._replace(bias=bias)
     if {*kinds.Pieces._fields} & {*learned}:
-        blocks = queries // plan.launches.queries.own
-        of_pieces = _shape(x, blocks, pieces.SUMS, x.knots.shape[2])
-        of_scale = _shape(x, 2, queries)
-    outs = entries, _by_block(plan, x), of_q, None, coefficients, q_numbers, bias, left, sum_numbers
-    results = _launch(plan, "queries", x, (*outs, of_pieces, of_scale))
-    d_rows, pending, d_q, _, d_coefficients, q_numbers, d_bias, left, sum_numbers, *bent = results
-    x = x._replace(pending=pending)
-    shared = x.k.shape[1] < x.q.shape[1]
-    dtype = jnp.float32 if shared else x.k.dtype  # to be added up over heads
+        shape = queries // plan.launches.queries.own, pieces.SUMS, x.knots.shape[2]
+        wanted = wanted._replace(pieces=_shape(x, *shape), scale=_shape(x, 2, queries))
+    of_queries = _launch(plan, "queries", x, wanted)
+    dtype = jnp.float32 if x.k.shape[1] < x.q.shape[1] else x.k.dtype  # to add up over heads
     of_k, of_v = (_shape(x, *side.shape[2:], dtype=dtype) for side in (x.k, x.v))
-    outs = columns, None, of_k, of_v, None, k_numbers, None, right, None, None, None
-    d_columns, _, d_k, d_v, _, k_numbers, _, right, *_ = _launch(plan, "keys", x, outs)
-    grads = Arrays(q=d_q, k=d_k, v=d_v, columns=d_columns, bias=d_bias)
-    grads = grads._replace(q_numbers=q_numbers, k_numbers=k_numbers)
-    grads = grads._replace(left=left, right=right, sum_numbers=sum_numbers)
-    if of_pieces is not None:
-        grads = grads._replace(**pieces.gradients(x, *bent))
+    columns = _by_distance(plan, x, keys, 0.0) if "columns" in learned else None
+    numbers, right = like("k_numbers"), like("right")
+    wanted = Outs(entries=columns, k=of_k, v=of_v, k_numbers=numbers, right=right)
+    of_keys = _launch(plan, "keys", x._replace(pending=of_queries.pending), wanted)
+    d_rows = of_queries.entries
+    grads = Arrays(
+        q=of_queries.q,
+        k=of_keys.k,
+        v=of_keys.v,
+        columns=of_keys.entries,
+        bias=of_queries.bias,
+        q_numbers=of_queries.q_numbers,
+        k_numbers=of_keys.k_numbers,
+        left=of_queries.left,
+        right=of_keys.right,
+        sum_numbers=of_queries.sum_numbers,
+    )
+    if of_queries.pieces is not None:
+        grads = grads._replace(**pieces.gradients(x, of_queries.pieces, of_queries.scale))
     if "coefficients" in learned:
-        grads = grads._replace(coefficients=d_coefficients.sum(3))
+        grads = grads._replace(coefficients=of_queries.coefficients.sum(3))
     if "rows" in learned:
         grads = grads._replace(rows=d_rows)
     if "table" in learned:
@@ -103,8 +115,8 @@ def _of_diagonals(plan: Plan, x: Arrays) -> jax.Array:
     size, (low, high) = plan.launches.diagonal.own, plan.span
     queries, keys = x.q.shape[2], x.k.shape[2]
     count = (queries + keys) // size - 1
-    (sums,) = _launch(plan, "diagonal", x, (_shape(x, count, size, size),), count)
-    sums = sums.sum(0)
+    wanted = Outs(tiles=_shape(x, count, size, size))
+    sums = _launch(plan, "diagonal", x, wanted, count).tiles.sum(0)
     # With its columns flipped and each row begun one later than the last, a tile has one column per
     # distance, the least first; neighbouring diagonals then overlap by half.
     wide = jnp.pad(sums[..., ::-1], [(0, 0)] * 3 + [(0, size)])
@@ -136,8 +148,8 @@ def _by_block(plan: Plan, x: Arrays) -> jax.Array | None:
 attention = common.differentiable(_forward, _backward)
 
 
-def _launch(plan: Plan, name: str, x: Arrays, outs: tuple, blocks: int = 0) -> tuple:
-    """The `outs` that a kernel writes, by its name in `KERNELS`; entries by distance come first.
+def _launch(plan: Plan, name: str, x: Arrays, outs: Outs, blocks: int = 0) -> Outs:
+    """The `outs` that a kernel writes, by its name in `KERNELS`.
 
     One program per block, head and batch row; by default the blocks are those of the side that
     programs own. An out is given by its shape, as an array that keeps the entries that are not
@@ -168,13 +180,13 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: tuple, blocks: int = 0) -> t
         functools.partial(KERNELS[name], plan),
         grid=(blocks, heads, batch),
         in_specs=jax.tree.map(block_spec, (x, blanks)),
-        out_specs=jax.tree.map(block_spec, outs),
-        out_shape=outs,
+        out_specs=(jax.tree.map(block_spec, outs),),
+        out_shape=(outs,),
         input_output_aliases={inputs + i: n for i, n in enumerate(aliased)},
         compiler_params=backend,
         interpret=plan.interpret,
     )
-    return run(plan, name, call, (x, blanks))
+    return run(plan, name, call, (x, blanks))[0]
 
 
 def run(plan: Plan, name: str, call: Callable, args: tuple) -> Any:
