@@ -90,10 +90,9 @@ class Arrays(NamedTuple):
     q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
     k_numbers: Any = None  # the same of keys, [B or 1, H, C, S]
     sum_numbers: Any = None  # of queries, for the bias of their sums, [B or 1, H, T, C]
-    left: Any = (
-        None  # of queries, whose products with `right` are what is summed, [B or 1, H, T, C]
-    )
-    right: Any = None  # of keys, [B or 1, H, S, C]
+    # of queries and of keys, whose products sums along rows or phases read
+    left: Any = None  # [B or 1, H, T, C]
+    right: Any = None  # [B or 1, H or K, S, C]
     carried: Any = None  # the sums of all blocks of keys farther right, [B, H, T, blocks]
     pending: Any = None  # the gradient of the sums of all blocks farther left, [B, H, T, blocks]
     rate: Any = None  # the fields of `Pieces`, of all queries: [1, 1, 1]
