@@ -167,6 +167,8 @@ MATRIX = {
     "window, sinks": on("gpu", "alibi+sink", window=9, sinks=50),
     "pieces": on("gpu", "fire(width=7,length=8.0)", length=100),
     "pieces, both ways": on("gpu, oblong", f"fire(width=20,length=5.0)+{BOTH}", **ALL, **WINDOWED),
+    "pieces, packed": on("gpu, oblong", f"fire(width=7,length=8.0)+{T5}+fox", **PACKED),
+    "pieces, vectors, packed": on("gpu", f"fire(width=3)+{DEBERTA}", **LONG),
     "pieces, views": on("gpu", "fire(width=3)+rerope(window=12)", length=60),
     "phases, packed": on("gpu", "tapa(fraction=0.25)", **PACKED),
     "phases, both ways": on("gpu, oblong", "rope+tapa+fox", **ALL, **WINDOWED, q_positions=STEPS),

@@ -110,6 +110,15 @@ def test_vectors_of_too_many_distances_are_multiplied_in_chunks(monkeypatch):
         assert_dense(["gpu"], spec, window=20)
 
 
+def test_a_bias_of_pieces_is_evaluated_in_place_in_packed_rows_too():
+    def chunked(**options):
+        return any(answer(lambda *call: engine.in_chunks(*call[:4]), "fire+t5", **options))
+
+    documents = np.repeat([[0, 1], [2, 3]], [100, 200], axis=1)
+    assert not chunked() and not chunked(q_segments=documents)
+    assert chunked(q_positions=2 * np.arange(LENGTH))
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_knots_within_a_tile_and_between_tiles(causal):
     """Of both signs, two for the same x, one beyond all x, and a unit that has none."""

@@ -78,7 +78,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         f"formulas of distances of {axes[-1] if axes else 1} axes": bool(axes)
         and bool(select(terms, kinds.DistanceFormula)),
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
-        "vectors of distances at explicit positions": relative and not spec.contiguous,
+        "vectors of distances at explicit positions": relative and not spec.in_order,
         "masks of more than indices": not all(term.of_index for term in masks),
         "several sums along rows": len(sums) > 1,
         "sums along rows beside products of tokens, or values by distance": bool(sums and beside),
@@ -103,7 +103,7 @@ def in_chunks(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[bool
     is_wide = common.horizon(terms) is None or high - low >= MAX_DISTANCES
     of_two = select(terms, kinds.PairBias)
     chunked = (
-        not spec.contiguous
+        not spec.in_order
         or len(of_two) > 1
         or not all(term.pieces for term in of_two)
         or (is_wide and bool(select(terms, kinds.DistanceVectors)))
@@ -114,7 +114,7 @@ def in_chunks(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[bool
 
 def _of_chunk(spec: AttentionSpec) -> AttentionSpec:
     """The spec of a chunk: some of the queries, at any positions."""
-    return dataclasses.replace(spec, aligned=False, contiguous=False)
+    return dataclasses.replace(spec, aligned=False, contiguous=False, restarts=False)
 
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:

@@ -294,7 +294,7 @@ def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int) -> PerToken:
     """Positions, indices and segments as far as the kernels read them."""
     by_distance = plan.formula or plan.phase
     numbers = PerToken(
-        positions=tokens.positions if by_distance and not plan.spec.contiguous else None,
+        positions=tokens.positions if by_distance and not plan.spec.in_order else None,
         index=tokens.index if plan.indexed else None,
         segments=tokens.segments,
     )

@@ -178,7 +178,7 @@ class Tile:
 
     def distance(self) -> jax.Array:
         """`q_pos - k_pos`."""
-        if self.plan.spec.contiguous:
+        if self.plan.spec.in_order:
             return self.along("q", self.indices["q"]) - self.along("k", self.indices["k"])
         return self.token("q", "positions") - self.token("k", "positions")
 
