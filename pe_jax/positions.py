@@ -53,12 +53,31 @@ def per_segment(segments) -> jax.Array:
     return index - jax.lax.cummax(jnp.where(_begins(segments), index, 0), axis=segments.ndim - 1)
 
 
+def since_first(segments) -> jax.Array:
+    """Positions from the first token of each segment id: int32 [*B, T].
+
+    Distances within a segment are those of the row, also where documents come in turns; elsewhere
+    these are the positions of `per_segment`.
+    """
+    segments = as_positions(segments, name="segments")
+    rows = segments.reshape(-1, segments.shape[-1])
+    index = jnp.broadcast_to(contiguous(rows.shape[-1]), rows.shape)
+    ids = jnp.where(rows < 0, jnp.iinfo(jnp.int32).max, rows)  # padding sees nothing
+    found = jax.lax.cond(
+        (ids[:, 1:] >= ids[:, :-1]).all(),
+        per_segment,
+        lambda rows: rank_of(index, rows, index, rows),
+        rows,
+    )
+    return found.reshape(segments.shape)
+
+
 def rank_of(index, segments, k_index, k_segments) -> jax.Array:
     """How far each token is from the first key of its segment: int32 [B, T].
 
     Args:
       index: of the tokens in their row, int32 [B or 1, T].
-      segments: their ids [B, T], each of one run of keys; for others the result is undefined.
+      segments: their ids [B, T].
       k_index: those of the keys, int32 [B or 1, S].
       k_segments: their ids [B, S].
     """

@@ -47,6 +47,7 @@ SCALED = pe_jax.Sum((*pe_jax.parse("t5(num_buckets=6,max_distance=9)+clipped(cli
 ALL = {"causal": False}
 IDS = np.repeat([[0, 1, -1, 2], [3, 3, 3, -2]], [10, 15, 3, 12], axis=1)
 PACKED = {"q_segments": IDS}
+TURNS = {"q_segments": np.repeat([[0, 1, 0, 2], [3, 4, 3, -1]], 10, axis=1)}
 ORDER = np.random.default_rng(0).permutation(40)
 SHUFFLED = {"q_index": ORDER, "k_index": ORDER}
 CROWD = np.random.default_rng(1).integers(0, 20, (B, 40))
@@ -169,6 +170,7 @@ MATRIX = {
     "pieces, both ways": on("gpu, oblong", f"fire(width=20,length=5.0)+{BOTH}", **ALL, **WINDOWED),
     "pieces, packed": on("gpu, oblong", f"fire(width=7,length=8.0)+{T5}+fox", **PACKED),
     "pieces, vectors, packed": on("gpu", f"fire(width=3)+{DEBERTA}", **LONG),
+    "pieces, documents in turns": on("tiles gpu tpu", f"fire(width=7,length=8.0)+{T5}", **TURNS),
     "pieces, views": on("gpu", "fire(width=3)+rerope(window=12)", length=60),
     "phases, packed": on("gpu", "tapa(fraction=0.25)", **PACKED),
     "phases, both ways": on("gpu, oblong", "rope+tapa+fox", **ALL, **WINDOWED, q_positions=STEPS),
@@ -207,6 +209,7 @@ MATRIX = {
             ("gpu", "grape_ap", "packed", PACKED),
             ("gpu, oblong", "grape_ap", "backwards", ALL | {"q_positions": BACKWARDS}),
             ("gpu, oblong", "stick_breaking", "packed", PACKED),
+            ("gpu, oblong", "stick_breaking", "sharp", {"length": 90, "sharp": 100}),
             ("gpu", "stick_breaking(attend_current=True)+rope+alibi", "one token", {"length": 1}),
         )
     },

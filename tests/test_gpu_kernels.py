@@ -83,9 +83,7 @@ def hopper():
 WAVE = "dpb(hidden=3,depth=1)"  # a learned bias without a horizon
 
 
-@pytest.mark.parametrize(
-    "spec", [*"nope t5 shaw deberta kerple fire tapa cope grape_ap alibi+t5".split(), WAVE]
-)
+@pytest.mark.parametrize("spec", [*"nope t5 shaw deberta kerple fire tapa alibi+t5".split(), WAVE])
 def test_kernels_lower_for_cuda(spec):
     """Forward and backward: finds what Triton has no rule for, and runs nothing."""
     run = functools.partial(attend, spec, implementation=engine.attend)
@@ -119,12 +117,12 @@ def test_a_bias_of_pieces_is_evaluated_in_place_in_packed_rows_too():
     assert chunked(q_positions=2 * np.arange(LENGTH))
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_knots_within_a_tile_and_between_tiles(causal):
-    """Of both signs, two for the same x, one beyond all x, and a unit that has none."""
+@pytest.mark.parametrize("causal, c", [(True, 0.1), (False, 0.1), (True, 1e-2)])
+def test_knots_within_a_tile_and_between_tiles(causal, c):
+    """Of both signs, two at the diagonal's x = 0, one for each side, and a unit that has none."""
     encoding, qkv = pe_jax.make("fire", width=8, length=30.0), numbers(90)
-    layer = random_params(encoding).layer
-    knots = jnp.array([0.05, 0.3, 0.3, 0.45, 0.7, 0.9, 1.5, 0.5])
+    layer = random_params(encoding).layer | {"c": jnp.float32(c)}
+    knots = jnp.array([0.05, 0, 0.3, 0.45, 0.7, 0.9, 0, 0.5])
     layer["w1"] = layer["w1"].at[::2].multiply(-1).at[7].set(0)
     layer["b1"] = jnp.where(layer["w1"] == 0, 0.4, -layer["w1"] * knots)
 
@@ -137,15 +135,16 @@ def test_knots_within_a_tile_and_between_tiles(causal):
         jit(jax.grad(functools.partial(run, {"implementation": by}), (0, 1)))(layer, qkv)
         for by in (kernels, "dense")
     )
-    assert_close(got, want, 2e-5)
+    assert_close(got, want, 5e-5)
 
 
-@pytest.mark.parametrize("spec", ["grape_ap", "cope(positions=6)"])
+@pytest.mark.parametrize("spec", ["grape_ap", "cope(positions=6)+alibi+fire+t5"])
 def test_queries_are_divided_where_sums_along_rows_would_be_many(monkeypatch, spec):
-    """A number for each query and block of keys: in all of 70 tokens, or of 32."""
-    monkeypatch.setattr(engine.query_chunks, "MOST", B * H * 5 * 40)
+    """A number for each query and block of keys; beside biases of distances chunks are shorter."""
+    monkeypatch.setattr(engine.query_chunks, "MOST", B * H * 3 * 40)
     sizes = functools.partial(engine.chunk_length, sizes=(16, 16), arch=None)
-    assert answer(sizes, spec, numbers(70)) == 32 and answer(sizes, spec, numbers(32)) is None
+    assert answer(sizes, "grape_ap", numbers(70)) == 32
+    assert answer(sizes, spec, numbers(70)) and not answer(sizes, "grape_ap", numbers(32))
     assert_dense(["gpu"], spec, length=70)
 
 

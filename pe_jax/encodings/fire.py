@@ -25,6 +25,7 @@ from pe_jax.numerics.products import einsum
 from pe_jax.validation import is_real
 
 EPSILON = 1e-6
+TINY = 2.0**-23
 FAR = 1e6  # a unit whose kink is beyond it has none
 
 
@@ -98,12 +99,14 @@ class FIRE(Shareable):
 def pieces(w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> tuple:
     """Knots [1, width], bends [H, width] and line [H, 2] of `network`, of which x is in [0, 1].
 
-    A unit is bent where it is 0; on the left of it, it is on if its weight is negative.
+    A unit is bent where it is 0; on the left of it, it is on if its weight is negative. It is off
+    at its kink, so that there the knot of such a unit is below.
     """
     w1, b1, w2, b2 = (y.astype(jnp.float32) for y in (w1, b1, w2, b2))
     flat = jnp.abs(w1) * FAR <= jnp.abs(b1)  # it is on for all x, or for none
     on = jnp.where(flat, b1 > 0, w1 < 0).astype(jnp.float32)
     knots = jnp.where(flat, jnp.inf, -b1 / jnp.where(flat, 1, w1))
+    knots = jnp.where(w1 < 0, knots - TINY * jnp.maximum(jnp.abs(knots), TINY), knots)
     bends = jnp.where(flat, 0, jnp.abs(w1))[:, None] * w2
     line = jnp.stack([(on * w1) @ w2, (on * b1) @ w2 + b2], axis=1)
     order = jnp.argsort(jax.lax.stop_gradient(knots))

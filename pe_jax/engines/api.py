@@ -200,7 +200,8 @@ def attention(
 
     # The call as engines take it: one axis of rows.
     restarts = contiguous and q_ids is not None and kinds.reads_positions(terms)
-    places = [layout.per_segment(q_ids)] * 2 if restarts else places
+    if restarts:
+        places = [layout.spread(pos.since_first(layout.restore(jnp.asarray(q_ids))))] * 2
     q_at, k_at = _flat(places[0], places[1], 1 + (claims.axes > 1))
     q_index, k_index = _flat(q_index, k_index, 1)
     q_rank, k_rank = None, None

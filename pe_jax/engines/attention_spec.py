@@ -24,7 +24,7 @@ class AttentionSpec:
     sinks: int = 0  # the first tokens of each segment that stay visible beyond the window
     aligned: bool = False  # query i and key i are the same token, of index i
     contiguous: bool = False  # the distance of query i and key j is i - j (within a segment)
-    restarts: bool = False  # the same, but positions restart in each run of one segment
+    restarts: bool = False  # the same, but positions begin anew with each segment
     lse: bool = False  # whether the log-sum-exp of rows is read; else an engine may return None
     # None: see `scale_of` and `cap_of`
     scale: float | None = None  # factor on q·k

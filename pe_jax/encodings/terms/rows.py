@@ -31,8 +31,9 @@ class RowSum(RowTerm):
 
     Attributes:
       gate: the function of products, elementwise.
-      fn: the function of numbers [B or 1, H, T, C] (None: there are none) and sums [B, H, T, S];
-        of several numbers GPU kernels have `interpolate` alone.
+      fn: the function of numbers [B or 1, H, T, C] (None: there are none) and sums [B, H, T, S].
+        Elementwise if C is 1, as kernels have keys and queries the other way round too; of several
+        numbers they have `interpolate` alone.
       numbers: `numbers(arrays, q)` gives C numbers per query, float32 [B or 1, H, T, C], from the
         queries before rotations times the scale, float32 [B, H, T, E]; or None.
       arrays: parameters, which lead with an axis of heads, H or 1.

@@ -49,6 +49,7 @@ from pe_jax.engines.kernels.gpu import bands, launches, operands, passes, tiles
 from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
 
 MAX_WIDTH = 256  # of a head
+SUMMED = 32  # keys of a block, for each of which sums along rows keep a number of each query
 LONGEST_NEAR = 512  # most tokens that a check adds for pairs within a horizon
 
 
@@ -85,6 +86,9 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         "phases beside products of tokens, or sums along rows": bool(
             select(terms, kinds.PhaseProduct) and (sums or select(terms, kinds.TokenProduct))
         ),
+        "sums along rows, without the package triton": bool(sums)
+        and jax.default_backend() == "gpu"
+        and passes.triton_route() is None,
         "several numbers of a query for its sums": any(term.fn is not interpolate for term in sums)
         and operands.sum_numbers(spec, terms, q, k) > 1,
         f"vectors of values beside biases of pairs, or of over {MAX_DISTANCES} distances": values
@@ -104,6 +108,7 @@ def in_chunks(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[bool
     of_two = select(terms, kinds.PairBias)
     chunked = (
         not spec.in_order
+        or _many_sums(terms, q, k)
         or len(of_two) > 1
         or not all(term.pieces for term in of_two)
         or (is_wide and bool(select(terms, kinds.DistanceVectors)))
@@ -169,13 +174,20 @@ def chunk_length(
 
     Sums along rows keep a number for each query and block of keys, which chunks limit.
     """
-    chosen, (batch, heads, queries, _) = _launches(spec, terms, q, k, v, sizes, arch), q.x.shape
+    longest = _launches(spec, terms, q, k, v, sizes, arch).longest
     if any(in_chunks(spec, terms, q, k)):
-        return query_chunks.length(chosen.longest, q, k)
-    if not select(terms, kinds.RowSum):
+        return query_chunks.length(longest, q, k)
+    if not _many_sums(terms, q, k):
         return None
-    most = query_chunks.MOST // (batch * heads * -(-k.x.shape[2] // chosen.keys.own))
-    return None if queries <= most else max(1, most // chosen.longest) * chosen.longest
+    most = query_chunks.MOST // (q.x.shape[0] * q.x.shape[1] * -(-k.x.shape[2] // SUMMED))
+    return max(1, most // longest) * longest
+
+
+def _many_sums(terms: tuple, q: Side, k: Side) -> bool:
+    """Whether the numbers that sums along rows keep are too many for a call at once."""
+    batch, heads, queries, _ = q.x.shape
+    numbers = batch * heads * queries * -(-k.x.shape[2] // SUMMED)
+    return bool(select(terms, kinds.RowSum)) and numbers > query_chunks.MOST
 
 
 def _launches(

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
@@ -166,7 +167,8 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: Outs, blocks: int = 0) -> Ou
         b, h, *rest = array.shape
 
         def index(i, j, k):
-            return jax.lax.div(k, batch // b), jax.lax.div(j, heads // h), *[0] * len(rest)
+            shared = np.int32(batch // b), np.int32(heads // h)
+            return jax.lax.div(k, shared[0]), jax.lax.div(j, shared[1]), *[0] * len(rest)
 
         return pl.BlockSpec((None, None, *rest), index)
 

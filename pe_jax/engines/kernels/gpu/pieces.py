@@ -44,7 +44,7 @@ def evaluate(tile: Any) -> Bent:
         )
     ]
     knots, bends = refs.knots[:], refs.bends[:]
-    below = knots <= ends[0]
+    below = knots < ends[0]
     first, last = (inside.astype(jnp.int32).sum() for inside in (below, knots < ends[1]))
     slope = refs.line[0] + jnp.where(below, bends, 0).sum()
     constant = refs.line[1] - jnp.where(below, bends * jnp.where(below, knots, 0), 0).sum()
@@ -66,7 +66,7 @@ class Totals(NamedTuple):
 
     sums: Any  # one array [K] for each of `SUMS`
     of_x: Any  # Σ_j of the gradient of x times x, [queries, 1]
-    of_rate: Any  # Σ_j of the gradient of x times the derivative of the logarithm by ln rate
+    of_rate: Any  # Σ_j of the gradient of x times the derivative of the logarithm by the rate
 
     @classmethod
     def zeros(cls, queries: int, knots: int) -> "Totals":
@@ -95,7 +95,7 @@ def add(tile: Any, of: Bent, d_bias: jax.Array, so_far: Totals) -> Totals:
         for total, amount in ((below, d_bias.sum()), (below_x, (d_bias * of.x).sum()))
     )
     d_x = d_bias * of.slope
-    d_rate = d_x * (1 - jnp.exp(-of.logs))  # rate·|distance|/(1 + rate·|distance|), undivided
+    d_rate = d_x * jnp.abs(tile.distance()).astype(jnp.float32) * jnp.exp(-of.logs)
     return Totals(
         [below, below_x, beyond, beyond_x],
         so_far.of_x + (d_x * of.x).sum(1, keepdims=True),
@@ -116,11 +116,10 @@ def gradients(x: Any, sums: jax.Array, of_rows: jax.Array) -> dict[str, jax.Arra
     past, past_x = (y[..., ::-1].cumsum(-1)[..., ::-1] - y for y in (below, below_x))
     knots = jnp.where(jnp.isfinite(x.knots), x.knots, 0)
     of_x, of_rate = of_rows[:, :, 0], of_rows[:, :, 1]
-    total = (of_rate * x.scale).sum(-1, keepdims=True)
     return {
         "knots": -x.bends * (beyond + past),
         "bends": beyond_x + past_x - knots * past,
         "line": jnp.stack([below_x.sum(-1), below.sum(-1)], axis=-1),
         "scale": of_x / x.scale,
-        "rate": jnp.where(x.rate > 0, total / jnp.where(x.rate > 0, x.rate, 1), 0),
+        "rate": (of_rate * x.scale).sum(-1, keepdims=True),
     }

@@ -62,10 +62,10 @@ def evaluate(tile: Any, product: jax.Array, pairs: Any, before: jax.Array) -> Su
 
     def counted():
         gates = hide(pairs, rows.gate(products))
-        after = before + gates.sum(axis)
-        earlier = jnp.cumsum(gates, axis) - (gates if rows.own else 0)
-        sums = tile.along("q", after) - earlier
-        return sums, bias(tile, sums), after
+        # Differences of sums from the left would lose the digits of the nearest keys.
+        later = jax.lax.cumsum(gates, axis, reverse=True) - (0 if rows.own else gates)
+        sums = tile.along("q", before) + later
+        return sums, bias(tile, sums), before + gates.sum(axis)
 
     def settled():
         sums = tile.along("q", before)

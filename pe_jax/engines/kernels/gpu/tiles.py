@@ -246,8 +246,11 @@ def visible(tile: Tile) -> jax.Array | None:
         tests += [ahead >= 0] if spec.causal else []
         if spec.window is not None:
             tests.append(jnp.abs(ahead) < spec.window)
-    ends = not tile.loop.by_keys and tile.edge  # gates of the padding would count in sums
-    if plan.padded and (ends or plan.sums is not None):
+    if plan.sums is not None:
+        ends = plan.lengths[1] % plan.sums.block != 0  # gates of the padding would count
+    else:
+        ends = tile.edge and plan.padded and not tile.loop.by_keys
+    if ends:
         tests.append(k < plan.lengths[1])
     for fn in plan.masks:
         rows, columns = (tile.index(side)[None] for side in "qk")
