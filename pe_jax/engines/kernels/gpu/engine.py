@@ -87,7 +87,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
             select(terms, kinds.PhaseProduct) and (sums or select(terms, kinds.TokenProduct))
         ),
         "sums along rows, without the package triton": bool(sums)
-        and jax.default_backend() == "gpu"
+        and jax.devices()[0].platform == "gpu"
         and passes.triton_route() is None,
         "several numbers of a query for its sums": any(term.fn is not interpolate for term in sums)
         and operands.sum_numbers(spec, terms, q, k) > 1,
