@@ -4,8 +4,8 @@
     python -m experiments.extend --checkpoint=FOLDER       # loss, needles and facts by length
 
 `cpu`: YaRN doubles the 8,192 tokens that the model was trained on, and positions of training rows
-skip ahead to 16,384, in 40 steps of one row; on two busy cores a row of half the length took 20 to
-30 seconds. `gpu_yarn`, `gpu_linear` and `gpu_llama3`: 32,768 tokens by YaRN, by positions divided
+skip ahead to 16,384, in 40 steps of one row, 11 to 13 minutes of two busy cores; what came of it is in
+docs/results/smollm2.md. `gpu_yarn`, `gpu_linear` and `gpu_llama3`: 32,768 tokens by YaRN, by positions divided
 by four, and by Llama 3's frequencies, in 300 steps of 16 rows in bfloat16; `make gpu-32k` trains
 and reads all three in twelve minutes of one GPU, where they have not run yet.
 
