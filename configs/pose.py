@@ -4,10 +4,10 @@
     python -m experiments.extend --checkpoint=FOLDER       # loss, needles and facts by length
 
 `cpu`: YaRN doubles the 8,192 tokens that the model was trained on, and positions of training rows
-skip ahead to 16,384, in 40 steps of one row, 11 to 13 minutes of two busy cores; what came of it is in
-docs/results/smollm2.md. `gpu_yarn`, `gpu_linear` and `gpu_llama3`: 32,768 tokens by YaRN, by positions divided
-by four, and by Llama 3's frequencies, in 300 steps of 16 rows in bfloat16; `make gpu-32k` trains
-and reads all three in twelve minutes of one GPU, where they have not run yet.
+skip ahead to 16,384, in 40 steps of one row, 11 to 13 minutes of two busy cores; what came of it is
+in docs/results/smollm2.md. `gpu_yarn`, `gpu_linear` and `gpu_llama3`: 32,768 tokens by YaRN, by
+positions divided by four, and by Llama 3's frequencies, in 300 steps of 16 rows in bfloat16; `make
+gpu-32k` trains and reads all three in twelve minutes of one GPU, where they have not run yet.
 
 Where the numbers come from: learning rate 2e-5, 10 steps of warm-up and rows of 2,048 in two
 pieces are those of the paper's released script (which has 1,000 steps of 64 rows); AdamW with b2
