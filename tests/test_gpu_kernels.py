@@ -226,3 +226,12 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
 )
 def test_a_refusal_says_why(spec, qkv, options, reason):
     assert answer(engine.refusal, spec, qkv, **options).startswith(reason)
+
+
+@pytest.mark.parametrize("spec", ["alibi", "fire", "cope(positions=6)"])
+def test_kernels_run_where_numbers_have_64_bits(spec):
+    def answers(by):
+        return attend(spec, numbers(40), implementation=by)
+
+    with jax.enable_x64(True):
+        assert_close(answers(functools.partial(engine.attend, interpret=True)), answers("dense"))
