@@ -287,3 +287,16 @@ def test_randomized_distances_reach_the_negative_side_of_tables(spec, row):
     ahead = (places[:, None] - places)[np.triu_indices(LENGTH, 1)]
     assert len({row(d) for d in ahead.tolist()}) > 2  # keys to the right have several
     check_attention(encoding, params, q_positions=places)
+
+
+@pytest.mark.parametrize(
+    "ids, want",
+    [
+        ([0, 0, 1, 1, 1, -1], [0, 1, 0, 1, 2, 0]),
+        ([5, 5, 2, 2, 2, 7], [0, 1, 0, 1, 2, 0]),
+        ([0, 1, 0, 0, 1, 2], [0, 0, 2, 3, 3, 0]),
+    ],
+    ids=["padded", "in runs", "in turns"],
+)
+def test_positions_since_the_first_token_of_a_document(ids, want):
+    np.testing.assert_array_equal(pos.since_first(np.array([ids, ids])), [want, want])
