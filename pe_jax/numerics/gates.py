@@ -8,8 +8,8 @@ import jax.numpy as jnp
 def log_sigmoid(x: jax.Array) -> jax.Array:
     """log(1 / (1 + exp(-x))), at most 0, elementwise.
 
-    `jax.nn.log_sigmoid` is the same; it and its derivative take about twice as many operations, for
-    infinities, which need no care here.
+    `jax.nn.log_sigmoid` is the same, with care for infinities that need none here: stick-breaking's
+    GPU kernels have 4 to 9 % fewer instructions for a tile without it (sm_90).
     """
     return jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x)))
 
