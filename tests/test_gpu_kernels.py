@@ -83,7 +83,9 @@ def hopper():
 WAVE = "dpb(hidden=3,depth=1)"  # a learned bias without a horizon
 
 
-@pytest.mark.parametrize("spec", [*"nope t5 shaw deberta kerple fire tapa alibi+t5".split(), WAVE])
+@pytest.mark.parametrize(
+    "spec", [*"nope t5 shaw deberta kerple fire tapa wall alibi+t5".split(), WAVE]
+)
 def test_kernels_lower_for_cuda(spec):
     """Forward and backward: finds what Triton has no rule for, and runs nothing."""
     run = functools.partial(attend, spec, implementation=engine.attend)
@@ -214,6 +216,10 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
         (f"cope+tupe(length={LENGTH})", None, {}, "sums along rows beside products of tokens"),
         ("grape_ap+shaw", None, {}, "sums along rows beside products of tokens, or values"),
         ("tapa+grape_ap", None, {}, "phases beside products of tokens, or sums"),
+        ("wall", None, {"causal": False}, "channels that fade, without a causal mask or at a few"),
+        ("wall+cope", None, {}, "channels that fade, beside products of tokens, sums along rows"),
+        ("wall+dpb+shaw(clip=9)", None, {}, "channels that fade, beside"),
+        ("wall", numbers(4, width=200), {}, "channels that fade, of heads wider than 128"),
         ("nope", None, TWO_NUMBERS, "several numbers of a query for its sums"),
         (
             "grape_ap+rerope",

@@ -24,14 +24,10 @@ def refusal(kernel, spec, **options):
 
 
 @pytest.mark.parametrize(
-    "spec, options, why",
-    [
-        ("wall", {}, "it has no ChannelDecay"),
-        ("dape", {}, "it has no PairRescore"),
-    ],
+    "spec, why", [("path", "it has no PathProduct"), ("dape", "it has no PairRescore")]
 )
-def test_kernels_refuse_what_they_do_not_know(spec, options, why):
-    assert refusal(gpu, spec, **options) == refusal(tpu, spec, **options) == why
+def test_kernels_refuse_what_they_do_not_know(spec, why):
+    assert refusal(gpu, spec) == refusal(tpu, spec) == why
 
 
 def test_those_for_tpus_have_no_bands_of_distances():

@@ -56,7 +56,7 @@ def in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array)
     size = -(-length // blocks)
     more = [(0, 0), (0, 0), (0, blocks * size - length), (0, 0)]
     sides = [jnp.pad(x, more, "edge") for x in (q, k, q_state, k_state)]
-    scores = _near_if_steep(*(x.reshape(batch, heads * blocks, size, -1) for x in sides))
+    scores = in_block(*(x.reshape(batch, heads * blocks, size, -1) for x in sides))
     after = jnp.asarray([False, True])[:, None, None]
     while blocks > 1:
         q, k, *states = (x.reshape(batch, -1, 2, size, x.shape[-1]) for x in sides)
@@ -72,7 +72,7 @@ def in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array)
     return scores[:, :, :length, :length]
 
 
-def _near_if_steep(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
+def in_block(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
     """`near`; or, where no sum is farther than `STEEP` from M in the middle, in two products.
 
     The factor of a key that is not later is exp(P - M)·exp(M - P'), of a later one its inverse.

@@ -18,6 +18,16 @@ einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
+def dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
+    """The product of two matrices over the last axis of a and `axis` of b: float32.
+
+    Float32 as it is, on any device.
+    """
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    axes = (((1,), (axis,)), ((), ()))
+    return jax.lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
+
+
 def _product(form: str, dtype: Any, x: jax.Array, y: jax.Array) -> jax.Array:
     """x [B, H, …] times y [B, K, …], rounded to `dtype` or, if it is None, not at all: float32."""
     y = repeat_heads(y, x.shape[1])

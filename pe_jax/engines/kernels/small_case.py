@@ -176,7 +176,9 @@ def _normal(like: Any, seed: int) -> Any:
 
 
 def _is_usable(spec: AttentionSpec, term: Any, q: Side, k: Side, states: list) -> bool:
-    """Whether a term is finite at visible pairs, and decays if it says so."""
+    """Whether a term is finite at visible pairs, and decays or fades if it says so."""
+    if isinstance(term, kinds.ChannelDecay):
+        return bool((jnp.diff(states[0], axis=2) <= 0).all())
     if isinstance(term, kinds.DistanceTerm) and q.tokens.positions.ndim == 2:
         far = max(q.x.shape[2], k.x.shape[2])
         distance = jnp.arange(-far, far, dtype=jnp.int32)

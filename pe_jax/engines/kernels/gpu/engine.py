@@ -16,6 +16,8 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
   distances than a table holds (Transformer-XL has no horizon), and what is beside any of these;
 * a `RowSum` (CoPE, GRAPE-AP, stick-breaking) is carried along rows (`row_sums`), with a number per
   query and block of keys; where these are many, one chunk of queries comes after the other;
+* a `ChannelDecay` (WALL) fades q and k within their blocks first, and tiles from block to block
+  (`fades`);
 * a `PhaseProduct` (TAPA) is two products and a cosine (`phases`);
 * several views of a token, and the sinks of a window, are a call for each band of distances
   (`bands`);
@@ -49,6 +51,7 @@ from pe_jax.engines.kernels.gpu import bands, launches, operands, passes, tiles
 from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
 
 MAX_WIDTH = 256  # of a head
+MAX_FADING = 128  # of one whose channels fade: registers hold a block of them as they have faded
 SUMMED = 32  # keys of a block, for each of which sums along rows keep a number of each query
 LONGEST_NEAR = 512  # most tokens that a check adds for pairs within a horizon
 
@@ -61,9 +64,10 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         calls = (bands.abstract(band, spec, terms, q, k, v) for band in divided)
         return next((why for call in calls if (why := refusal(*call)) is not None), None)
     dtypes = {"float32", "bfloat16", "float16"}
-    more_kinds = kinds.RowSum, kinds.Mask, kinds.PhaseProduct
+    more_kinds = kinds.RowSum, kinds.Mask, kinds.PhaseProduct, kinds.ChannelDecay
     if (why := common.unsupported(spec, terms, q, k, v, dtypes, more_kinds)) is not None:
         return why
+    fading = bool(select(terms, kinds.ChannelDecay))
     sums, masks = select(terms, kinds.RowSum), select(terms, kinds.Mask)
     beside = select(terms, kinds.TokenProduct, kinds.RelativeValues)
     products = sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
@@ -86,6 +90,11 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         "phases beside products of tokens, or sums along rows": bool(
             select(terms, kinds.PhaseProduct) and (sums or select(terms, kinds.TokenProduct))
         ),
+        "channels that fade, without a causal mask or at a few of the tokens": fading
+        and not (spec.aligned and spec.causal),
+        "channels that fade, beside products of tokens, sums along rows or biases of pairs": fading
+        and bool(sums or chunked or select(terms, kinds.TokenProduct)),
+        f"channels that fade, of heads wider than {MAX_FADING}": fading and width > MAX_FADING,
         "sums along rows, without the package triton": bool(sums)
         and jax.devices()[0].platform == "gpu"
         and passes.triton_route() is None,

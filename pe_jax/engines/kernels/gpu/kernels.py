@@ -16,18 +16,19 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.kernels.gpu import phases, pieces, row_sums
+from pe_jax.engines.kernels.gpu import fades, phases, pieces, row_sums
 from pe_jax.engines.kernels.gpu.operands import Arrays, Outs, Plan
 from pe_jax.engines.kernels.gpu.tiles import (
     KVLoop,
     Tile,
-    dot,
     gradient,
+    products,
     scores,
     store_by_distance,
     visible,
 )
 from pe_jax.engines.reference import LOWEST
+from pe_jax.numerics.products import dot
 
 
 def forward_kernel(plan: Plan, x: Arrays, _, outs: Outs) -> None:
@@ -41,9 +42,8 @@ def forward_kernel(plan: Plan, x: Arrays, _, outs: Outs) -> None:
 
     def visit(tile, carry):
         total, top, sums, ends, before = carry
-        v, product, of_rows = x.v[tile.other, :], dot(q, x.k[tile.other, :], 1), None
-        if plan.phase is not None:
-            product = phases.evaluate(tile, product).product
+        v, of_rows = x.v[tile.other, :], None
+        product, _ = products(tile, q, x.k[tile.other, :])
         if carried is not None:
             carried[own, tile.other.start // plan.sums.block] = before
             of_rows = row_sums.evaluate(tile, product, visible(tile), before)
@@ -103,10 +103,13 @@ def backward_kernel(plan: Plan, x: Arrays, _, outs: Outs, *, by_keys: bool) -> N
                 so_far = after
             if x.left is None:
                 d_product = d_s + more
-        if d_factors is not None:
-            factors = tile.factors(tile.sides[1])
-            d_factors += dot(more.astype(factors.dtype), factors, 0)
-        d_own += dot(d_product.astype(visited[0].dtype), visited[0], 0)
+        if plan.fades:
+            d_factors = fades.gradient(tile, d_s, d_factors, outs.near)
+        else:
+            if d_factors is not None:
+                factors = tile.factors(tile.sides[1])
+                d_factors += dot(more.astype(factors.dtype), factors, 0)
+            d_own += dot(d_product.astype(visited[0].dtype), visited[0], 0)
         if by_keys:
             d_v += dot(p.astype(visited[1].dtype), visited[1], 0)
         if outs.bias is not None:

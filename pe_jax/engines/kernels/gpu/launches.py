@@ -15,7 +15,7 @@ import jax
 KERNELS = ("forward", "queries", "keys", "diagonal")
 DTYPES = ("half", "float32")
 # the most that a tile reads besides q, k and v
-READS = ("scores", "formulas", "table", "vectors", "bias", "pieces", "sums", "lookups")
+READS = ("scores", "formulas", "table", "vectors", "bias", "pieces", "sums", "lookups", "fades")
 WIDTHS = (64, 128, 256)
 DEFAULT = 90  # the architecture where there is no GPU: Hopper
 SMALL = 89  # represents all whose blocks have 99 KiB of shared memory …
@@ -50,6 +50,11 @@ class Launches(NamedTuple):
         keys = min(self.keys.own, *(launch.other for launch in launches))
         forward, queries, diagonal = (launch._replace(other=keys) for launch in launches)
         return Launches(forward, queries, self.keys._replace(own=keys), diagonal._replace(own=keys))
+
+    def of_one_block(self) -> "Launches":
+        """The same launches, all with the shortest of their blocks."""
+        side = min(min(launch[:2]) for launch in self)
+        return Launches(*(launch._replace(own=side, other=side) for launch in self))
 
     def at_most(self, tokens: int) -> "Launches":
         """The same launches, with blocks of at most this many tokens."""

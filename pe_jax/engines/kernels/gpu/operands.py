@@ -17,7 +17,7 @@ from pe_jax.encodings.terms import Side, select
 from pe_jax.encodings.terms.rows import interpolate
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
-from pe_jax.engines.kernels.gpu import launches
+from pe_jax.engines.kernels.gpu import fades, launches
 from pe_jax.engines.kernels.gpu.launches import Launch, Launches
 from pe_jax.engines.kernels.gpu.phases import Phase
 from pe_jax.engines.kernels.gpu.row_sums import RowSums
@@ -40,6 +40,7 @@ class Plan(common.ScorePlan):
     values: bool  # whether weights by distance are wanted
     sums: Any  # `RowSums`, if a term sums along rows; at most one does
     phase: Phase | None  # of a product in the place of q·k
+    fades: bool  # whether the channels of q·k fade by the tokens between
     masks: tuple  # functions of indices that hide pairs
     interpret: bool  # whether the kernels run as plain JAX
 
@@ -90,9 +91,12 @@ class Arrays(NamedTuple):
     q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
     k_numbers: Any = None  # the same of keys, [B or 1, H, C, S]
     sum_numbers: Any = None  # of queries, for the bias of their sums, [B or 1, H, T, C]
-    # of queries and of keys, whose products sums along rows or phases read
+    # of queries and of keys, whose products sums along rows, phases or fades read
     left: Any = None  # [B or 1, H, T, C]
     right: Any = None  # [B or 1, H or K, S, C]
+    # the sums of fades at the first token of each block, and at the last, both in two numbers
+    ends: Any = None  # [B, H, 4, blocks, E]
+    near: Any = None  # the products of a query and the keys of its block, [B, H, T, keys]
     carried: Any = None  # the sums of all blocks of keys farther right, [B, H, T, blocks]
     pending: Any = None  # the gradient of the sums of all blocks farther left, [B, H, T, blocks]
     rate: Any = None  # the fields of `Pieces`, of all queries: [1, 1, 1]
@@ -122,6 +126,7 @@ class Outs(NamedTuple):
     q_numbers: Any = None
     k_numbers: Any = None
     bias: Any = None
+    near: Any = None
     left: Any = None
     right: Any = None
     sum_numbers: Any = None
@@ -154,7 +159,8 @@ def make_plan(
     else:
         chosen = launches.alike(launches.Launch(*sizes))
     chosen = chosen.at_most(max(16, pl.next_power_of_2(max(lengths))))
-    sums = None
+    fading, sums = bool(select(terms, kinds.ChannelDecay)), None
+    chosen = chosen.of_one_block() if fading else chosen
     if of_rows := select(terms, kinds.RowSum):
         chosen = chosen.of_one_key_block()
         sums = RowSums.of(of_rows[0], sum_numbers(spec, terms, q, k), chosen.forward.other)
@@ -169,6 +175,7 @@ def make_plan(
         values=bool(select(terms, kinds.RelativeValues)),
         sums=sums,
         phase=next((Phase.of(x, q.x.shape[-1]) for x in select(terms, kinds.PhaseProduct)), None),
+        fades=fading,
         masks=tuple(term.fn for term in select(terms, kinds.Mask)),
         interpret=interpret,
     )
@@ -192,6 +199,8 @@ def _reads(terms: tuple, biased: bool) -> str:
         return "lookups" if sums[0].fn is interpolate else "sums"
     if select(terms, kinds.PhaseProduct):
         return "sums"
+    if select(terms, kinds.ChannelDecay):
+        return "fades"
     if select(terms, kinds.DistanceVectors):
         return "vectors"
     if biased:
@@ -214,6 +223,11 @@ def make_arrays(
         for name, x in (("left", q.x), ("right", k.x)):
             read[name] = _widened(common.pad(x[..., n:], 2, tokens), 16)
         q, k = (side._replace(x=side.x[..., :n]) for side in (q, k))
+    for term, state in zip(terms, q.states, strict=True):
+        if isinstance(term, kinds.ChannelDecay):
+            read |= fades.prepare(q.x, k.x, state, plan.sizes[0], tokens)
+            for name in ("left", "right", "ends"):
+                read[name] = _widened(read[name], 16)
     x, y, v = (_widened(common.pad(x, 2, tokens), 16) for x in (q.x, k.x, v))
     rows, columns = [], []
     for term, *states in zip(terms, q.states, k.states, strict=True):
@@ -287,7 +301,7 @@ def _of_sums(plan: Plan, terms: tuple, q: Side, k: Side, tokens: int) -> dict[st
 
 def _widened(x: jax.Array, least: int) -> jax.Array:
     """Padded to a power of two of channels, at least so many."""
-    return common.pad(x, 3, max(least, pl.next_power_of_2(x.shape[3])))
+    return common.pad(x, x.ndim - 1, max(least, pl.next_power_of_2(x.shape[-1])))
 
 
 def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int) -> PerToken:

@@ -77,6 +77,8 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
     if "bias" in learned:
         bias = jnp.zeros((*x.q.shape[:2], queries, keys), jnp.float32)
         wanted = wanted._replace(bias=bias)
+    if "near" in learned:
+        wanted = wanted._replace(near=jnp.zeros_like(x.near))
     if {*kinds.Pieces._fields} & {*learned}:
         shape = queries // plan.launches.queries.own, pieces.SUMS, x.knots.shape[2]
         wanted = wanted._replace(pieces=_shape(x, *shape), scale=_shape(x, 2, queries))
@@ -96,6 +98,7 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
         bias=of_queries.bias,
         q_numbers=of_queries.q_numbers,
         k_numbers=of_keys.k_numbers,
+        near=of_queries.near,
         left=of_queries.left,
         right=of_keys.right,
         sum_numbers=of_queries.sum_numbers,

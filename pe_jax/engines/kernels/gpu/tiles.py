@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.encodings.terms import Tokens
-from pe_jax.engines.kernels.gpu import phases, pieces, row_sums
+from pe_jax.engines.kernels.gpu import fades, phases, pieces, row_sums
 from pe_jax.engines.kernels.gpu.operands import LOG2E, Arrays, PerToken, Plan
 from pe_jax.engines.reference import LOWEST
+from pe_jax.numerics.products import dot
 
 try:  # deprecated since jax 0.11, there in 0.12
     from jax.experimental.pallas import triton
@@ -162,7 +163,7 @@ class Tile:
         return None if numbers is None else self.along("q", numbers[self.slices["q"], 0])
 
     def factors(self, side: str) -> Any:
-        """The factors of one side, whose products the gates of sums along rows read."""
+        """The factors of one side, which sums along rows, phases or fades multiply."""
         if side == self.sides[0]:
             return self.loop.owned_factors
         return (self.x.left if side == "q" else self.x.right)[self.other, :]
@@ -186,6 +187,17 @@ class Tile:
 def read_numbers(ref, tokens) -> list[jax.Array]:
     """The C rows [tokens] of an array of numbers [C, T]; an empty list for None."""
     return [] if ref is None else [ref[c, tokens] for c in range(ref.shape[0])]
+
+
+def products(tile: Tile, owned: jax.Array, visited: jax.Array) -> tuple[jax.Array, Any]:
+    """The products of a tile's pairs, from q and k or the reverse; what a phase has of them."""
+    if tile.plan.fades:
+        return fades.product(tile), None
+    product = dot(owned, visited, 1)
+    if tile.plan.phase is None:
+        return product, None
+    wave = phases.evaluate(tile, product)
+    return wave.product, wave
 
 
 def scores(tile: Tile, product: jax.Array, sums: Any = None, bent: Any = None) -> jax.Array:
@@ -219,9 +231,7 @@ def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.A
 
     Also returns what was evaluated of sums along rows, pieces and phases, None without such a term.
     """
-    product, sums, cap = dot(owned[0], visited[0], 1), None, tile.plan.cap
-    wave = None if tile.plan.phase is None else phases.evaluate(tile, product)
-    product = product if wave is None else wave.product
+    (product, wave), sums, cap = products(tile, owned[0], visited[0]), None, tile.plan.cap
     bent = None if tile.x.knots is None else pieces.evaluate(tile)
     if tile.plan.sums is not None:
         before = tile.of_block(tile.x.carried)
@@ -294,10 +304,3 @@ def store_by_distance(tile: Tile, ref, entries: jax.Array, amounts: jax.Array, e
     triton.store(ref.at[row, jnp.clip(d, lo, hi) - lo], entries, mask=inside)
     past = zip(ends, (d <= lo, d >= hi), strict=True)
     return [end + jnp.where(out, amounts, 0).sum(1) for end, out in past]
-
-
-def dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
-    """Product over the last axis of a and `axis` of b; float32 unrounded (Triton prefers TF32)."""
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    axes = (((1,), (axis,)), ((), ()))
-    return jax.lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)

@@ -1,0 +1,107 @@
+"""Products whose channels fade by the tokens between, in the GPU kernels: WALL.
+
+    s_ij = Σ_n q_i,n k_j,n exp(P_i,n - P_j,n)
+
+All blocks have one length. XLA fades each query from the first token of its block on, and each key
+up to the last of its block. Between two blocks exp(P_first - P_last) is left, one number for each
+channel of a tile, which is then one product of matrices; no factor exceeds 1. What kernels add up
+for a query is the gradient of its faded channels. The products of tokens of one block, whose order
+matters, XLA computes too: a tile on the diagonal reads them, and stores their gradients.
+
+Letters are those of `engine`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.engines.kernels import common
+from pe_jax.numerics import fading
+from pe_jax.numerics.arrays import repeat_heads
+from pe_jax.numerics.products import dot
+from pe_jax.numerics.running_sums import difference
+
+
+def prepare(
+    q: jax.Array, k: jax.Array, state: jax.Array, block: int, multiple: int
+) -> dict[str, jax.Array]:
+    """What kernels read, by the names of `Arrays`, of q, k and the sums P of the same tokens.
+
+    Padded to a multiple of tokens. The first and the last sums of a block get no gradient: the
+    products do not depend on where a pair's fade is divided.
+    """
+    batch, heads, *_ = q.shape
+
+    def in_blocks(x, **how):
+        x = common.pad(x, 2, multiple, **how)
+        return x.reshape(*x.shape[:2], -1, block, x.shape[-1])
+
+    def in_row(x):
+        return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+    def faded(x, change):
+        factor = jnp.exp(jnp.where(change > 0, 0, change))
+        return in_row((x * factor).astype(x.dtype))
+
+    queries, keys = in_blocks(q), in_blocks(repeat_heads(k, heads))
+    sums = in_blocks(jnp.broadcast_to(state, (batch, heads, *state.shape[2:])), mode="edge")
+    of_blocks = [x.reshape(batch, -1, *x.shape[3:]) for x in (queries, keys, sums, sums)]
+    near = fading.in_block(*(x.astype(jnp.float32) for x in of_blocks))
+    sums = jnp.split(sums, 2, axis=-1)
+    first, last = (
+        [jax.lax.stop_gradient(x[:, :, :, at, None]) for x in sums] for at in (0, block - 1)
+    )
+    return {
+        "left": faded(queries, difference(sums, first)),
+        "right": faded(keys, difference(last, sums)),
+        "ends": jnp.stack([x[:, :, :, 0] for x in (*first, *last)], axis=2),
+        "near": near.reshape(batch, heads, -1, block),
+    }
+
+
+def product(tile: Any) -> jax.Array:
+    """The products of a tile's pairs."""
+
+    def apart():
+        owned, visited = map(tile.factors, tile.sides)
+        return dot(_between(tile, owned), visited, 1)
+
+    def near():
+        products = tile.x.near[tile.slices["q"], :]
+        return products.T if tile.loop.by_keys else products
+
+    return jax.lax.cond(_on_diagonal(tile), near, apart) if tile.edge else apart()
+
+
+def gradient(tile: Any, d_s: jax.Array, d_factors: jax.Array, d_near: Any) -> jax.Array:
+    """`d_factors`, the gradient of the owned factors, and a tile's part.
+
+    A tile on the diagonal stores its own in `d_near`, for queries, instead.
+    """
+    d_s = d_s * tile.plan.scale
+
+    def apart():
+        visited = tile.factors(tile.sides[1])
+        return d_factors + _between(tile, dot(d_s.astype(visited.dtype), visited, 0))
+
+    def near():
+        if d_near is not None:
+            d_near[tile.slices["q"], :] = d_s
+        return d_factors
+
+    return jax.lax.cond(_on_diagonal(tile), near, apart) if tile.edge else apart()
+
+
+def _on_diagonal(tile: Any) -> jax.Array:
+    return tile.slices["q"].start == tile.slices["k"].start
+
+
+def _between(tile: Any, x: jax.Array) -> jax.Array:
+    """Channels of rows [owned, E] times exp(P_first - P_last), in their dtype."""
+    block = tile.plan.sizes[0]
+    row, column = (tile.slices[side].start // block for side in "qk")
+    first, last = (
+        [tile.x.ends[n, at, :] for n in ns] for ns, at in (((0, 1), row), ((2, 3), column))
+    )
+    return (x * jnp.exp(difference(first, last))[None]).astype(x.dtype)
