@@ -58,7 +58,9 @@ def test_a_gradient_that_is_only_rounding_is_measured_beside_its_terms_others(ke
     assert max(errors.values()) < self_check.bound("bfloat16")
 
 
-@pytest.mark.parametrize("spec, tokens", [("t5", 2 * 64 + 113 + 61), ("fox", 2 * 64 + 61)])
+@pytest.mark.parametrize(
+    "spec, tokens", [("t5", 2 * 64 + 113 + 61), ("fox", 2 * 64 + 61), ("wall", 2 * 64 + 61)]
+)
 def test_the_real_size_of_a_case(spec, tokens):
     """Two blocks of the real kernels and a part, which bfloat16 rounds as it does small ones."""
     case = drawn((), spec, qkv=operands(1000, dtype="bfloat16"), length=None)
