@@ -12,7 +12,7 @@ vanishes and exp(-P_j) overflows within a few hundred tokens. P is therefore hel
 and only differences are taken, which are at most 0. Where all keys of a tile come before its
 queries, P_i - P_j is split at the first query, both parts at most 0: one product of matrices, as in
 the authors' kernels (flash-linear-attention). A tile on the diagonal is halved again and again, and
-each halving is such a product; in tiles of other tokens a pair takes E exponentials. A cache holds
+each halving is such a product; elsewhere a pair takes E exponentials. A cache holds
 P for each query head, 2E float32 numbers per token. Without a causal mask the fade is that of the
 tokens between, exp(-|P_i - P_j|); the authors' is causal only.
 """

@@ -18,7 +18,7 @@ from pe_jax.numerics.arrays import align, varying_like
 from pe_jax.numerics.products import einsum
 from pe_jax.numerics.running_sums import difference
 
-NEAR = 64  # tokens of a block in `in_order`
+NEAR = 64  # tokens of a block in `past`
 STEEP = 40.0  # exp of twice this is far from float32's end
 
 
@@ -47,7 +47,13 @@ def _faded_to(
 
 
 def in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
-    """Of all pairs, where queries and keys are the same tokens in order: float32 [B, H, T, T].
+    """Of all pairs, where queries and keys are the same tokens in order: float32 [B, H, T, T]."""
+    earlier, later = past(q, k, q_state, k_state), past(k, q, k_state, q_state)
+    return jnp.where(align(jnp.tri(q.shape[2], dtype=bool), q), earlier, jnp.swapaxes(later, 2, 3))
+
+
+def past(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
+    """As `in_order`, of pairs whose key is not later; others have any number.
 
     Blocks of `NEAR` tokens are joined two by two: all pairs between two are one product.
     """
@@ -57,38 +63,32 @@ def in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array)
     more = [(0, 0), (0, 0), (0, blocks * size - length), (0, 0)]
     sides = [jnp.pad(x, more, "edge") for x in (q, k, q_state, k_state)]
     scores = in_block(*(x.reshape(batch, heads * blocks, size, -1) for x in sides))
-    after = jnp.asarray([False, True])[:, None, None]
     while blocks > 1:
         q, k, *states = (x.reshape(batch, -1, 2, size, x.shape[-1]) for x in sides)
-        middle = states[0][:, :, 1:, :1]
-        queries, keys = (
-            _faded_to(middle, x, y, after) for x, y in ((q, states[0]), (k, states[1]))
-        )
-        other = einsum("bphre,bphce->bphrc", queries, keys[:, :, ::-1])
-        same = scores.reshape(other.shape)
-        first = jnp.concatenate([same[:, :, 0], other[:, :, 0]], -1)
-        second = jnp.concatenate([other[:, :, 1], same[:, :, 1]], -1)
+        q, k, q_state, k_state = q[:, :, 1], k[:, :, 0], states[0][:, :, 1], states[1][:, :, 0]
+        same = scores.reshape(batch, -1, 2, size, size)
+        first = jnp.pad(same[:, :, 0], [(0, 0), (0, 0), (0, 0), (0, size)])
+        second = jnp.concatenate([before(q, k, q_state, k_state), same[:, :, 1]], -1)
         scores, size, blocks = jnp.concatenate([first, second], -2), 2 * size, blocks // 2
     return scores[:, :, :length, :length]
 
 
 def in_block(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
-    """`near`; or, where no sum is farther than `STEEP` from M in the middle, in two products.
+    """As `past`, of few tokens: `near`, or one product where that is safe; leading axes are any.
 
-    The factor of a key that is not later is exp(P - M)·exp(M - P'), of a later one its inverse.
+    It is where no sum is farther than `STEEP` from M in the middle: the factor exp(P - M)·exp(M -
+    P') of a pair is then far from overflow, of later keys too.
     """
     sides, at = (q_state, k_state), q.shape[-2] // 2
     sums = [jnp.split(y, 2, axis=-1) for y in sides]
     middle = [jax.lax.stop_gradient(y[..., at : at + 1, :]) for y in sums[0]]
     row, column = (difference(y, middle) for y in sums)
 
-    def products():
-        past = einsum("...re,...ce->...rc", q * jnp.exp(row), k * jnp.exp(-column))
-        future = einsum("...re,...ce->...rc", q * jnp.exp(-row), k * jnp.exp(column))
-        return jnp.where(align(jnp.tri(q.shape[-2], dtype=bool), past), past, future)
+    def product():
+        return einsum("...re,...ce->...rc", q * jnp.exp(row), k * jnp.exp(-column))
 
     steepest = jnp.maximum(jnp.abs(row).max(), jnp.abs(column).max())
-    return jax.lax.cond(steepest <= STEEP, products, lambda: near(q, k, *sides))
+    return jax.lax.cond(steepest <= STEEP, product, lambda: near(q, k, *sides))
 
 
 def near(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:

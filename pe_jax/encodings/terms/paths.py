@@ -107,7 +107,7 @@ class PathProduct(ProductTerm):
         """Tiles take queries and keys that are the same tokens in order, under a causal mask."""
         return not (spec.causal and spec.aligned)
 
-    def in_tiles(self):
+    def in_tiles(self, spec):
         return PathTiles(self.state)
 
 

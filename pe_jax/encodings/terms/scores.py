@@ -40,9 +40,13 @@ class ChannelDecay(ProductTerm):
     P and P' are the sums of E channels at the query and at the key. The state has them as
     `running_sums.totals` does: the rounded sums, then what they rounded off, 2E numbers; no step of
     a sum is positive. Not with several views.
+
+    Attributes:
+      in_order: as many queries as keys are the same tokens in order, or all later than the keys.
     """
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+    in_order: bool = static(default=False)
 
     @jax.jit  # its branches are compiled once
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -55,10 +59,15 @@ class ChannelDecay(ProductTerm):
         first = rows[:, :1]
         behind = jnp.all(rows >= first) & jnp.all(columns <= first)
         length, near = rows.shape[1], _faded
-        if not jax.export.is_symbolic_dim(length) and columns.shape[1] == length > fading.NEAR:
-            same = jnp.all(rows == columns) & jnp.all(rows[:, 1:] > rows[:, :-1])
-            near = functools.partial(jax.lax.cond, same, fading.in_order, _faded)
+        if not jax.export.is_symbolic_dim(length) and columns.shape[1] == length:
+            near = fading.past
+            if not self.in_order:
+                same = jnp.all(rows == columns) & jnp.all(rows[:, 1:] > rows[:, :-1])
+                near = functools.partial(jax.lax.cond, same, fading.in_order, _faded)
         return jax.lax.cond(behind, fading.before, near, *operands)
+
+    def in_tiles(self, spec):
+        return dataclasses.replace(self, in_order=spec.causal and spec.aligned)
 
 
 def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:

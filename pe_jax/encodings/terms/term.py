@@ -159,8 +159,8 @@ class Term:
         """Whether a call of this `AttentionSpec` needs all scores of a row at once."""
         return False
 
-    def in_tiles(self) -> Any:
-        """The term as the tiled engine evaluates it."""
+    def in_tiles(self, spec: Any) -> Any:
+        """The term as the tiled engine evaluates it in calls of this `AttentionSpec`."""
         return self
 
     def without_state_arrays(self) -> Any:

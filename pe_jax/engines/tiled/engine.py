@@ -65,7 +65,7 @@ def attend(
         if term.whole_rows(spec):
             name = type(term).__name__
             raise ValueError(f"{name} in tiles: {NEEDS}; pass implementation='dense' or None")
-    terms = tuple(term.in_tiles() for term in terms)
+    terms = tuple(term.in_tiles(spec) for term in terms)
     if any(term.has_tile_states for term in terms) and q.tokens.segments is not None:
         return _side_by_side(spec, terms, q, k, v, dropout=dropout, sizes=sizes)
     return _in_order(spec, terms, q, k, v, dropout=dropout, sizes=sizes)
