@@ -31,8 +31,8 @@ def test_long_rows_are_the_same_in_tiles_and_dense_however_fast_they_fade(loud, 
     """The sum of gates passes 10⁵: exponentials of it alone would vanish or overflow.
 
     Tiles of 16 take one product, those of 200 join blocks of 50; where not causal, tiles of later
-    keys go channel by channel. The gradient of b is a sum of 200 numbers that cancel: float64 says that
-    the dense engine is off by 2·10⁻⁵ of 1.6, tiles by 3 to 5.
+    keys go channel by channel. The gradient of b is a sum of 200 numbers that cancel: float64 says
+    that the dense engine is off by 2·10⁻⁵ of 1.6, tiles by 3 to 5.
     """
     length, dims = 200, util.DIMS
     params = util.random_params(WALL, dims)
