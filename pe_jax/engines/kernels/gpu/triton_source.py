@@ -337,7 +337,13 @@ class Writer:
         self.depth -= 1
         return carried
 
+    def _write_platform_index(self, equation):
+        return str(equation.params["platforms"].index(None))
+
     def _write_cond(self, equation, which, *args):
+        if platforms := equation.params.get("branches_platforms"):  # GPUs have what has no name
+            branch = equation.params["branches"][platforms.index(None)]
+            return self.program(opened(branch), args)
         off, on = equation.params["branches"]
         results = [f"b{next(self.names)}" for _ in equation.outvars]
         for test, branch in (("if {} != 0:", on), ("else:", off)):
