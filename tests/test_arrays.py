@@ -6,6 +6,7 @@ import numpy as np
 
 from pe_jax.numerics.arrays import take
 from pe_jax.numerics.gates import log_sigmoid
+from pe_jax.numerics.turns import cosine
 from tests.util import noise
 
 
@@ -33,3 +34,11 @@ def test_log_sigmoid_and_its_derivative_are_exact_to_the_ends_of_float32():
     slope = np.exp(-np.logaddexp(0, x.astype(np.float64)))
     np.testing.assert_allclose(jax.vmap(jax.grad(log_sigmoid))(x), slope, rtol=1e-5, atol=1e-37)
     assert np.isnan(log_sigmoid(np.nan))
+
+
+def test_cosines_of_turns_and_their_slopes_are_those_of_float64():
+    x = np.array([0, 0.25, 0.5, -0.5, 0.75, *np.linspace(-9, 9, 999), 1e4 + 1 / 8], np.float32)
+    angle = 2 * np.pi * x.astype(np.float64)
+    np.testing.assert_allclose(cosine(x), np.cos(angle), atol=1e-6)
+    slope = jax.vmap(jax.grad(cosine))(x)
+    np.testing.assert_allclose(slope, -2 * np.pi * np.sin(angle), atol=1e-5)

@@ -3,9 +3,7 @@
     s_ij = a_ij·cos(φ_ij),    φ_ij = size·|i - j|^power·p_ij
 
 a is the product of the first channels of q and k, p that of the others, which kernels read as
-factors. Both are products of matrices; only the cosine is of pairs. The angle is in turns, so that
-its whole turns are taken off exactly; what is left is summed by its power series, within 10⁻⁶.
-Triton's own cosine reduces any angle, in ten times as many instructions.
+factors. Both are products of matrices; only the cosine is of pairs (numerics/turns.py).
 """
 
 import dataclasses
@@ -14,6 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from pe_jax.numerics.turns import cosine_of, part, sine_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +28,6 @@ class Phase:
     def of(cls, term: Any, width: int) -> "Phase":
         """That of a term, for heads of this width."""
         return cls(term.amplitude, term.power, term.size(width))
-
-
-TERMS = 9
-COSINE, SINE = (
-    [(-1) ** n * math.tau ** (2 * n + odd) / math.factorial(2 * n + odd) for n in range(TERMS)]
-    for odd in (0, 1)
-)
 
 
 class Wave(NamedTuple):
@@ -52,20 +45,12 @@ def evaluate(tile: Any, amplitude: jax.Array) -> Wave:
     phase = tile.plan.phase
     slope = phase.size * jnp.abs(tile.distance()).astype(jnp.float32) ** phase.power
     turns = slope / math.tau * tile.factors_product()
-    turn = turns - jnp.floor(turns + 0.5)
-    cosine = _series(COSINE, turn * turn)
+    turn = part(turns)
+    cosine = cosine_of(turn)
     return Wave(amplitude * cosine, amplitude, slope, turn, cosine)
 
 
 def gradients(tile: Any, of: Wave, d_s: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The gradient of the scores by the amplitude, and of p, from that of the scores."""
-    sine = of.turn * _series(SINE, of.turn * of.turn)
-    return d_s * of.cosine, d_s * of.amplitude * sine * of.slope * -tile.plan.scale
-
-
-def _series(numbers: list[float], x: jax.Array) -> jax.Array:
-    """Σ_n numbers_n x^n."""
-    total = jnp.full(x.shape, numbers[-1], jnp.float32)
-    for number in numbers[-2::-1]:
-        total = total * x + number
-    return total
+    d_product = d_s * of.amplitude * sine_of(of.turn) * of.slope * -tile.plan.scale
+    return d_s * of.cosine, d_product
