@@ -271,7 +271,7 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
 
     def save(plan, x):
         learned = [name for name in x._fields if getattr(getattr(x, name), "perturbed", False)]
-        results, saved = forward(plan, custom_vjp_primal_tree_values(x))
+        results, saved = forward(plan, first_order(custom_vjp_primal_tree_values(x)))
         return results, (saved, dict.fromkeys(learned))  # as keys, for only arrays can be values
 
     def pull(plan, saved, cotangents):
