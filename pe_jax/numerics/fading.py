@@ -53,7 +53,7 @@ def in_order(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array)
 
 
 def past(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
-    """As `in_order`, of pairs whose key is not later; others have any number.
+    """As `in_order`, of pairs whose key is not later; others have any number, of their size.
 
     Blocks of `NEAR` tokens are joined two by two: all pairs between two are one product.
     """
@@ -76,8 +76,8 @@ def past(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> 
 def in_block(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
     """As `past`, of few tokens: `near`, or one product where that is safe; leading axes are any.
 
-    It is where no sum is farther than `STEEP` from M in the middle: the factor exp(P - M)·exp(M -
-    P') of a pair is then far from overflow, of later keys too.
+    It is where no sum is farther than `STEEP` from M in the middle: neither factor exp(P - M) nor
+    exp(M - P') is near overflow. Their product may be for later keys, which get 0.
     """
     sides, at = (q_state, k_state), q.shape[-2] // 2
     sums = [jnp.split(y, 2, axis=-1) for y in sides]
@@ -85,7 +85,8 @@ def in_block(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array)
     row, column = (difference(y, middle) for y in sums)
 
     def product():
-        return einsum("...re,...ce->...rc", q * jnp.exp(row), k * jnp.exp(-column))
+        pairs = einsum("...re,...ce->...rc", q * jnp.exp(row), k * jnp.exp(-column))
+        return jnp.where(align(jnp.tri(q.shape[-2], dtype=bool), pairs), pairs, 0)
 
     steepest = jnp.maximum(jnp.abs(row).max(), jnp.abs(column).max())
     return jax.lax.cond(steepest <= STEEP, product, lambda: near(q, k, *sides))

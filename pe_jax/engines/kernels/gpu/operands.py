@@ -94,8 +94,8 @@ class Arrays(NamedTuple):
     # of queries and of keys, whose products sums along rows, phases or fades read
     left: Any = None  # [B or 1, H, T, C]
     right: Any = None  # [B or 1, H or K, S, C]
-    # the sums of fades at the first token of each block, and at the last, both in two numbers
-    ends: Any = None  # [B, H, 4, blocks, E]
+    # where channels are at the first token of each block, and at the last, as powers of two
+    ends: Any = None  # [B, H, 2, blocks, E]
     near: Any = None  # the products of a query and the keys of its block, [B, H, T, keys]
     carried: Any = None  # the sums of all blocks of keys farther right, [B, H, T, blocks]
     pending: Any = None  # the gradient of the sums of all blocks farther left, [B, H, T, blocks]

@@ -161,6 +161,8 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: Outs, blocks: int = 0) -> Ou
     """
     batch, heads = x.q.shape[:2]
     plan = dataclasses.replace(plan, launch=getattr(plan.launches, name))
+    if plan.fades:  # float32 until here, for their gradients
+        x = x._replace(left=x.left.astype(x.q.dtype), right=x.right.astype(x.k.dtype))
     if not blocks:
         by_keys = name == "keys"
         blocks = (x.k if by_keys else x.q).shape[2] // plan.sizes[0]
