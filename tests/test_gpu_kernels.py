@@ -234,7 +234,7 @@ def test_a_refusal_says_why(spec, qkv, options, reason):
     assert answer(engine.refusal, spec, qkv, **options).startswith(reason)
 
 
-@pytest.mark.parametrize("spec", ["alibi", "fire", "cope(positions=6)"])
+@pytest.mark.parametrize("spec", ["alibi", "fire", "cope(positions=6)", "wall", "tapa"])
 def test_kernels_run_where_numbers_have_64_bits(spec):
     def answers(by):
         return attend(spec, numbers(40), implementation=by)
