@@ -131,7 +131,7 @@ def test_what_rows_carry_is_multiplied_in_float32_on_any_device():
     states = (rows, jnp.ones((1, 2, 4, 4))), (rows, jnp.ones((1, 2, 1, HEAD_DIM**2)))
 
     def carried(states, before):
-        return term.in_tiles().row(*sides, states, None, None, before)
+        return term.in_tiles(None).row(*sides, states, None, None, before)
 
     def both(*operands):
         out, pull = jax.vjp(carried, *operands)
