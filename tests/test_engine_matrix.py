@@ -212,7 +212,7 @@ MATRIX = {
             ("gpu, oblong", "stick_breaking", "sharp", {"length": 90, "sharp": 100}),
             ("gpu", "stick_breaking(attend_current=True)+rope+alibi", "one token", {"length": 1}),
             ("gpu, oblong", "wall", "packed", PACKED),
-            ("gpu", f"wall+{T5}+fox+rope", "length", {"length": 60, "heads": (4, 1)}),
+            ("gpu", f"wall+{T5}+fox+rope", "length", {"length": 100, "heads": (4, 1)}),
             ("gpu", "wall+dpb(hidden=3,depth=1)", "window, cap", WINDOWED),
             ("gpu", "wall", "one token", {"length": 1}),
         )

@@ -18,6 +18,7 @@ from pe_jax.numerics.arrays import align, varying_like
 from pe_jax.numerics.products import einsum
 from pe_jax.numerics.running_sums import difference
 
+FEW = 16  # tokens, up to which going channel by channel is worth it: less is rounded
 NEAR = 64  # tokens of a block in `past`
 STEEP = 40.0  # exp of twice this is far from float32's end
 
@@ -86,7 +87,9 @@ def in_block(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array)
 
     def product():
         pairs = einsum("...re,...ce->...rc", q * jnp.exp(row), k * jnp.exp(-column))
-        return jnp.where(align(jnp.tri(q.shape[-2], dtype=bool), pairs), pairs, 0)
+        return _own(q, k) + jnp.where(
+            align(jnp.tri(q.shape[-2], k=-1, dtype=bool), pairs), pairs, 0
+        )
 
     steepest = jnp.maximum(jnp.abs(row).max(), jnp.abs(column).max())
     return jax.lax.cond(steepest <= STEEP, product, lambda: near(q, k, *sides))
@@ -108,7 +111,16 @@ def near(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> 
         parted = align(half[:, None] ^ half[None] == 1, scores)
         return jnp.where(parted, einsum("...re,...ce->...rc", queries, keys), scores), None
 
-    own = (q * k).sum(-1)[..., None]
-    own = align(jnp.eye(len(token), dtype=own.dtype), own) * own
+    own = _own(q, k)
     levels = jnp.arange((len(token) - 1).bit_length(), dtype=jnp.int32)
     return jax.lax.scan(halved, varying_like(own, (q, k, q_state, k_state)), levels)[0]
+
+
+def _own(q: jax.Array, k: jax.Array) -> jax.Array:
+    """The products of each token with itself, which does not fade; 0 for all other pairs.
+
+    By themselves, so that they give no gradient to the sums: in a product they would reach a sum
+    from both sides, with opposite signs, and leave their rounding errors.
+    """
+    products = (q * k).sum(-1)[..., None]
+    return align(jnp.eye(q.shape[-2], dtype=products.dtype), products) * products

@@ -34,9 +34,8 @@ def test_gates_that_are_open_change_nothing_and_it_begins_near_that():
 def test_long_rows_are_the_same_in_tiles_and_dense_however_fast_they_fade(loud, causal):
     """The sum of gates passes 10⁵: exponentials of it alone would vanish or overflow.
 
-    Tiles of 16 take one product, those of 200 join blocks of 50; where not causal, tiles of later
-    keys go channel by channel. The gradient of b is a sum of 200 numbers that cancel: float64 says
-    that the dense engine is off by 2·10⁻⁵ of 1.6, tiles by 3 to 5.
+    Tiles of 16 take channel by channel, those of 50 and of all tokens products: gates that are all
+    1/2 few, others many.
     """
     length, dims = 200, util.DIMS
     params = util.random_params(WALL, dims)
@@ -62,7 +61,7 @@ def test_long_rows_are_the_same_in_tiles_and_dense_however_fast_they_fade(loud, 
     dense = grads("dense")
     assert all(np.isfinite(y).all() for y in jax.tree.leaves(dense))
     for size in (16, 50, 200):
-        assert_close(grads(Tiled(TileSizes(size, size))), dense, 5e-5)
+        assert_close(grads(Tiled(TileSizes(size, size))), dense, 2e-5)
 
 
 def test_it_joins_a_rotation_that_keeps_the_width_and_no_other():
@@ -113,3 +112,14 @@ def test_products_with_later_keys_do_not_overflow():
     state = jnp.concatenate([sums, 0 * sums], -1)
     x = jnp.asarray(1e3 * util.noise(1, 1, 64, 4))
     assert np.isfinite(fading.past(x, x, state, state)).all()
+
+
+def test_a_token_and_itself_give_no_gradient_to_the_sums():
+    """Not even a rounding error, which each gate before it would get."""
+    q, k = (jnp.asarray(util.noise(1, 1, 60, 4, seed=n)) for n in range(2))
+    steps = -jnp.abs(jnp.asarray(util.noise(1, 1, 60, 4, seed=2)))
+    for scale in (0.1, 9):  # one product of the block, one of each halving
+        sums = jnp.cumsum(scale * steps, 2)
+        state = jnp.concatenate([sums, 0 * sums], -1)
+        d_state = jax.grad(lambda s: (fading.past(q, k, s, s) * jnp.eye(60)).sum())(state)
+        assert not np.asarray(d_state).any()

@@ -59,7 +59,7 @@ class ChannelDecay(ProductTerm):
         first = rows[:, :1]
         behind = jnp.all(rows >= first) & jnp.all(columns <= first)
         length, near = rows.shape[1], _faded
-        if not jax.export.is_symbolic_dim(length) and columns.shape[1] == length:
+        if not jax.export.is_symbolic_dim(length) and columns.shape[1] == length > fading.FEW:
             near = fading.past
             if not self.in_order:
                 same = jnp.all(rows == columns) & jnp.all(rows[:, 1:] > rows[:, :-1])
