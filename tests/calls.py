@@ -41,6 +41,7 @@ ENGINES = {  # what runs a call; kernels are interpreted, and XLA stands for cuD
     "tiles, oblong": Tiled(TileSizes(24, 8, group=(1, 2))),
     "gpu": functools.partial(gpu.attend, interpret=True, sizes=(16, 16)),
     "gpu, oblong": functools.partial(gpu.attend, interpret=True, sizes=(32, 16)),
+    "gpu, tall": functools.partial(gpu.attend, interpret=True, sizes=(16, 32)),
     "tpu": functools.partial(tpu.attend, interpret=True, block=16),
     "splash": functools.partial(splash.attend, interpret=True),
     "cudnn": functools.partial(cudnn.attend, implementation="xla"),

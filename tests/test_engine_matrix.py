@@ -47,6 +47,7 @@ SCALED = pe_jax.Sum((*pe_jax.parse("t5(num_buckets=6,max_distance=9)+clipped(cli
 ALL = {"causal": False}
 IDS = np.repeat([[0, 1, -1, 2], [3, 3, 3, -2]], [10, 15, 3, 12], axis=1)
 PACKED = {"q_segments": IDS}
+IN_TURNS = {"q_segments": np.arange(200).reshape(2, 100) % 3 - 1}
 TURNS = {"q_segments": np.repeat([[0, 1, 0, 2], [3, 4, 3, -1]], 10, axis=1)}
 ORDER = np.random.default_rng(0).permutation(40)
 SHUFFLED = {"q_index": ORDER, "k_index": ORDER}
@@ -188,7 +189,7 @@ MATRIX = {
             ("grape_ap", "whole blocks", {"length": 16}),
             ("path", "cap, sinks", {"window": 21, "sinks": 3, "logit_cap": 3.0}),
             ("path", "tree, packed", {"mask": masks.tree(PARENTS), **PACKED}),
-            ("path", "documents in turns", {"q_segments": np.arange(80).reshape(2, 40) % 3 - 1}),
+            ("path", "documents in turns", {"length": 100, **IN_TURNS}),
             ("path+rope+cope(positions=6)+t5+fox", "length", {"length": 100, "heads": (4, 1)}),
             ("alibi+path+dape(hidden=5)", "packed, dropout", PACKED | DROPOUT),
             ("stick_breaking", "packed", PACKED),
@@ -215,6 +216,10 @@ MATRIX = {
             ("gpu", f"wall+{T5}+fox+rope", "length", {"length": 100, "heads": (4, 1)}),
             ("gpu", "wall+dpb(hidden=3,depth=1)", "window, cap", WINDOWED),
             ("gpu", "wall", "one token", {"length": 1}),
+            ("gpu", "path", "documents in turns", {"length": 100, **IN_TURNS}),
+            ("gpu, oblong", f"path+{T5}+rope", "length", {"length": 100, "heads": (4, 1)}),
+            ("gpu, tall", "path+fox+dpb(depth=1)", "window, cap", {"length": 100, **WINDOWED}),
+            ("gpu", "path", "one token", {"length": 1}),
         )
     },
     # Scores of all heads of a pair.

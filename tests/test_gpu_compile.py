@@ -32,7 +32,7 @@ needs_triton = pytest.mark.skipif(
     "spec, count",
     [("rope", 3), ("alibi", 3), ("kerple", 3), ("sandwich", 3), ("t5", 3), ("shaw", 3), ("fox", 3)]
     + [("alibi at explicit positions", 3), ("deberta", 3), ("inkling", 3), ("tupe", 3)]
-    + [("cope", 3), ("grape_ap", 3), ("stick_breaking", 3), ("wall", 3)],
+    + [("cope", 3), ("grape_ap", 3), ("stick_breaking", 3), ("wall", 3), ("path", 3)],
 )
 def test_every_operation_of_the_kernels_can_be_written(spec, count):
     spec, *explicit = spec.split(" at explicit positions")
@@ -56,6 +56,7 @@ def test_every_operation_of_the_kernels_can_be_written(spec, count):
         (f"{T5}+alibi", True),
         ("cope(positions=18)", False),
         ("wall", False),
+        ("path", False),
     ],
 )
 def test_interpreted_by_triton_they_give_what_pallas_gives(spec, explicit):

@@ -23,9 +23,7 @@ def refusal(kernel, spec, **options):
     return kernel.refusal(AttentionSpec(DIMS, True, **options), terms, side, side, side)
 
 
-@pytest.mark.parametrize(
-    "spec, why", [("path", "it has no PathProduct"), ("dape", "it has no PairRescore")]
-)
+@pytest.mark.parametrize("spec, why", [("dape", "it has no PairRescore")])
 def test_kernels_refuse_what_they_do_not_know(spec, why):
     assert refusal(gpu, spec) == refusal(tpu, spec) == why
 

@@ -8,6 +8,7 @@ engine has a `Line` for them.
 B batch, T queries, S keys, H query heads, K key heads, E and F widths of keys and values.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -217,3 +218,32 @@ def values(
         if isinstance(term, kinds.RelativeValues):
             out = out + (term.pairs(q, k) if line is None else line).average(weights)
     return out
+
+
+def side_by_side(
+    attend: Callable, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`attend(spec, terms, q, k, v)`, the tokens of each document side by side if they are not.
+
+    As this is known at run time, distances are read from positions.
+    """
+    batch = len(q.x)
+    vectors, tokens = (q._replace(tokens=None), k._replace(tokens=None), v), (q.tokens, k.tokens)
+    vectors, tokens = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), (vectors, tokens)
+    )
+    ids = tokens[0].segments
+    order = jnp.argsort(ids, axis=1, stable=True)
+    ends = [(x[:, 1:] != x[:, :-1]).sum() for x in (ids, jnp.take_along_axis(ids, order, 1))]
+    adjacent = ends[0] == ends[1]
+
+    def moved(order, axis, tree):
+        take = jax.vmap(functools.partial(jnp.take, axis=axis - 1))
+        return jax.lax.cond(
+            adjacent, lambda x: x, lambda x: jax.tree.map(lambda y: take(y, order), x), tree
+        )
+
+    (q, k, v), (q_tokens, k_tokens) = moved(order, 2, vectors), moved(order, 1, tokens)
+    spec = dataclasses.replace(spec, contiguous=False, restarts=False)
+    sides = q._replace(tokens=q_tokens), k._replace(tokens=k_tokens)
+    return moved(jnp.argsort(order, axis=1), 2, attend(spec, terms, *sides, v))

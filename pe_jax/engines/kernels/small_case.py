@@ -154,6 +154,8 @@ def draw(case: Call) -> Call:
                 arrays = [sign * jnp.abs(x) for x in arrays]
                 steps = jax.tree.map(lambda x, sign=sign: -0.1 * sign * jnp.abs(x), of_both)
                 of_both = jax.tree.map(lambda x: jnp.cumsum(x, axis=2), steps)
+            if isinstance(term, kinds.PathProduct):
+                of_both = jax.tree.map(_reflections, of_both)
             drawn = jax.tree.unflatten(structure, arrays)
             if _is_usable(case.spec, drawn, q, k, of_both):
                 break
@@ -173,6 +175,13 @@ def _normal(like: Any, seed: int) -> Any:
         return None
     numbers = np.random.default_rng([seed, *like.shape]).standard_normal(like.shape, np.float32)
     return jnp.asarray(numbers, like.dtype)
+
+
+def _reflections(x: jax.Array) -> jax.Array:
+    """The maps I - 2wwᵀ, as vectors 2w ‖ w [..., 2E] with |w| = 1: no product of them vanishes."""
+    w = jnp.split(x.astype(jnp.float32), 2, axis=-1)[1]
+    w = w / jnp.linalg.norm(w, axis=-1, keepdims=True)
+    return jnp.concatenate([2 * w, w], axis=-1).astype(x.dtype)
 
 
 def _is_usable(spec: AttentionSpec, term: Any, q: Side, k: Side, states: list) -> bool:

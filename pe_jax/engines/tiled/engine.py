@@ -66,41 +66,13 @@ def attend(
             name = type(term).__name__
             raise ValueError(f"{name} in tiles: {NEEDS}; pass implementation='dense' or None")
     terms = tuple(term.in_tiles(spec) for term in terms)
+    run = functools.partial(_in_order, dropout=dropout, sizes=sizes)
     if any(term.has_tile_states for term in terms) and q.tokens.segments is not None:
-        return _side_by_side(spec, terms, q, k, v, dropout=dropout, sizes=sizes)
-    return _in_order(spec, terms, q, k, v, dropout=dropout, sizes=sizes)
+        return block.side_by_side(run, spec, terms, q, k, v)
+    return run(spec, terms, q, k, v)
 
 
 NEEDS = "queries and keys must be the same tokens in order, under a causal mask"
-
-
-def _side_by_side(
-    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, **options: Any
-) -> tuple[jax.Array, jax.Array]:
-    """`attend` with the tokens of each document side by side, where they are not yet.
-
-    As this is known at run time, distances are read from positions.
-    """
-    batch = len(q.x)
-    vectors, tokens = (q._replace(tokens=None), k._replace(tokens=None), v), (q.tokens, k.tokens)
-    vectors, tokens = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), (vectors, tokens)
-    )
-    ids = tokens[0].segments
-    order = jnp.argsort(ids, axis=1, stable=True)
-    ends = [(x[:, 1:] != x[:, :-1]).sum() for x in (ids, jnp.take_along_axis(ids, order, 1))]
-    adjacent = ends[0] == ends[1]
-
-    def moved(order, axis, tree):
-        take = jax.vmap(functools.partial(jnp.take, axis=axis - 1))
-        return jax.lax.cond(
-            adjacent, lambda x: x, lambda x: jax.tree.map(lambda y: take(y, order), x), tree
-        )
-
-    (q, k, v), (q_tokens, k_tokens) = moved(order, 2, vectors), moved(order, 1, tokens)
-    spec = dataclasses.replace(spec, contiguous=False, restarts=False)
-    sides = q._replace(tokens=q_tokens), k._replace(tokens=k_tokens)
-    return moved(jnp.argsort(order, axis=1), 2, _in_order(spec, terms, *sides, v, **options))
 
 
 def _in_order(

@@ -17,7 +17,8 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
 * a `RowSum` (CoPE, GRAPE-AP, stick-breaking) is carried along rows (`row_sums`), with a number per
   query and block of keys; where these are many, one chunk of queries comes after the other;
 * a `ChannelDecay` (WALL) fades q and k within their blocks first, and tiles from block to block
-  (`fades`);
+  (`fades`); a `PathProduct` (PaTH) maps them within longer chunks, and queries past chunks
+  (`paths`); XLA multiplies the tokens of one block or chunk (`chunks`);
 * a `PhaseProduct` (TAPA) is two products and a cosine (`phases`);
 * several views of a token, and the sinks of a window, are a call for each band of distances
   (`bands`);
@@ -38,6 +39,7 @@ which JAX has deprecated since 0.11 and still has in 0.12. `launches` has blocks
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 
@@ -45,13 +47,14 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.encodings.terms.rows import interpolate
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.block import with_products
+from pe_jax.engines.block import side_by_side, with_products
 from pe_jax.engines.kernels import common, query_chunks
-from pe_jax.engines.kernels.gpu import bands, launches, operands, passes, tiles
+from pe_jax.engines.kernels.gpu import bands, launches, operands, passes, paths, tiles
 from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
 
 MAX_WIDTH = 256  # of a head
-MAX_FADING = 128  # of one whose channels fade: registers hold a block of them as they have faded
+MAX_CHANGED = 128  # of one of `IN_CHUNKS`, whose queries and keys take more memory of a block
+IN_CHUNKS = {kinds.ChannelDecay: "channels that fade", kinds.PathProduct: "maps between tokens"}
 SUMMED = 32  # keys of a block, for each of which sums along rows keep a number of each query
 LONGEST_NEAR = 512  # most tokens that a check adds for pairs within a horizon
 
@@ -64,10 +67,10 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         calls = (bands.abstract(band, spec, terms, q, k, v) for band in divided)
         return next((why for call in calls if (why := refusal(*call)) is not None), None)
     dtypes = {"float32", "bfloat16", "float16"}
-    more_kinds = kinds.RowSum, kinds.Mask, kinds.PhaseProduct, kinds.ChannelDecay
+    more_kinds = *IN_CHUNKS, kinds.RowSum, kinds.Mask, kinds.PhaseProduct
     if (why := common.unsupported(spec, terms, q, k, v, dtypes, more_kinds)) is not None:
         return why
-    fading = bool(select(terms, kinds.ChannelDecay))
+    changed = " and ".join(IN_CHUNKS[type(term)] for term in select(terms, *IN_CHUNKS))
     sums, masks = select(terms, kinds.RowSum), select(terms, kinds.Mask)
     beside = select(terms, kinds.TokenProduct, kinds.RelativeValues)
     products = sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
@@ -90,11 +93,12 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         "phases beside products of tokens, or sums along rows": bool(
             select(terms, kinds.PhaseProduct) and (sums or select(terms, kinds.TokenProduct))
         ),
-        "channels that fade, without a causal mask or at a few of the tokens": fading
+        f"{changed}, without a causal mask or at a few of the tokens": bool(changed)
         and not (spec.aligned and spec.causal),
-        "channels that fade, beside products of tokens, sums along rows or biases of pairs": fading
+        f"{changed}, beside products of tokens, sums along rows or biases of pairs": bool(changed)
         and bool(sums or chunked or select(terms, kinds.TokenProduct)),
-        f"channels that fade, of heads wider than {MAX_FADING}": fading and width > MAX_FADING,
+        f"{changed}, of heads wider than {MAX_CHANGED}": bool(changed) and width > MAX_CHANGED,
+        f"{changed}, with over {paths.MOST} numbers of queries and chunks": _many_maps(terms, q),
         "sums along rows, without the package triton": bool(sums)
         and jax.devices()[0].platform == "gpu"
         and passes.triton_route() is None,
@@ -161,6 +165,8 @@ def attend(
     if divided := bands.find(spec, terms, k):
         by_kernels = functools.partial(attend, sizes=sizes, arch=arch, interpret=interpret)
         return bands.attend(by_kernels, divided, spec, terms, q, k, v)
+    if select(terms, kinds.PathProduct):
+        return _of_paths(spec, terms, q, k, v, sizes=sizes, arch=arch, interpret=interpret)
     q, k = with_products(spec, terms, q, k)
     by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
     if (rows := chunk_length(spec, terms, q, k, v, sizes, arch)) is None:
@@ -168,6 +174,30 @@ def attend(
     of_chunk = functools.partial(by_kernels, _of_chunk(spec))
     chunked = in_chunks(spec, terms, q, k)
     return query_chunks.attend(of_chunk, rows, chunked, spec, terms, q, k, v)
+
+
+def _of_paths(
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, **options: Any
+) -> tuple[jax.Array, jax.Array]:
+    """`attend` where tokens map each other: the backward pass maps them again.
+
+    The tokens of each document are side by side.
+    """
+
+    def attend_adjacent(spec, terms, q, k, v):
+        run = functools.partial(_attend, spec, **options)
+        saved = jax.checkpoint_policies.save_only_these_names(common.SAVED)
+        return jax.checkpoint(run, policy=saved)(terms, q, k, v)
+
+    if q.tokens.segments is None:
+        return attend_adjacent(spec, terms, q, k, v)
+    return side_by_side(attend_adjacent, spec, terms, q, k, v)
+
+
+def _many_maps(terms: tuple, q: Side) -> bool:
+    """Whether the queries of all chunks are too many numbers for tokens that map each other."""
+    chunk = paths.chunk_length(q, 1)
+    return bool(select(terms, kinds.PathProduct)) and paths.numbers(q, chunk) > paths.MOST
 
 
 def chunk_length(

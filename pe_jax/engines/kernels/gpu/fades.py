@@ -2,21 +2,17 @@
 
     s_ij = Σ_n q_i,n k_j,n exp(P_i,n - P_j,n)
 
-All blocks have one length. XLA fades each query from the first token of its block on, and each key
-up to the last of its block. Between two blocks exp(P_first - P_last) is left, one number for each
-channel of a tile, which is then one product of matrices. The ends of blocks are rounded to powers
-of two (no factor exceeds √2): so nothing is rounded between blocks, and the kernels for queries and
-for keys have the same scores. The gradient of P is a sum in which pairs cancel: it is that of the
-channels as they were rounded, in float32.
-
-The products of tokens of one block, whose order matters, XLA computes too: a tile on the diagonal
-reads them, and stores their gradients.
+All blocks have one length, that of a chunk. XLA fades each query from the first token of its block
+on, and each key up to the last of its block. Between two blocks exp(P_first - P_last) is left, one
+number for each channel of a tile. The ends of blocks are rounded to powers of two (no factor
+exceeds √2): so nothing is rounded between blocks, and the kernels for queries and for keys have the
+same scores. The gradient of P is a sum in which pairs cancel: it is that of the channels as they
+were rounded, in float32.
 
 Letters are those of `engine`.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +20,6 @@ import jax.numpy as jnp
 from pe_jax.engines.kernels import common
 from pe_jax.numerics import fading
 from pe_jax.numerics.arrays import repeat_heads
-from pe_jax.numerics.products import dot
 from pe_jax.numerics.running_sums import difference
 
 LOG2E = math.log2(math.e)
@@ -33,18 +28,16 @@ LN2 = [2.0**-n for n in (1, 3, 4, 8, 10, 11, 12, 15)]
 LN2.append(math.log(2) - sum(LN2))
 
 
-def prepare(
-    q: jax.Array, k: jax.Array, state: jax.Array, block: int, multiple: int
-) -> dict[str, jax.Array]:
+def prepare(q: jax.Array, k: jax.Array, state: jax.Array, block: int) -> dict[str, jax.Array]:
     """What kernels read, by the names of `Arrays`, of q, k and the sums P of the same tokens.
 
-    Padded to a multiple of tokens. Faded channels are float32 that q's dtype holds exactly. The
+    Padded to whole blocks. Faded channels are float32 that q's dtype holds exactly. The
     ends of blocks get no gradient: the products do not depend on where a pair's fade is divided.
     """
     batch, heads, *_ = q.shape
 
     def in_blocks(x, **how):
-        x = common.pad(x, 2, multiple, **how)
+        x = common.pad(x, 2, block, **how)
         return x.reshape(*x.shape[:2], -1, block, x.shape[-1])
 
     def in_row(x):
@@ -92,48 +85,3 @@ def _rounded_backward(saved, d):
 
 
 _rounded.defvjp(_rounded_forward, _rounded_backward)
-
-
-def product(tile: Any) -> jax.Array:
-    """The products of a tile's pairs."""
-
-    def apart():
-        owned, visited = map(tile.factors, tile.sides)
-        return dot(_between(tile, owned), visited, 1)
-
-    def near():
-        products = tile.x.near[tile.slices["q"], :]
-        return products.T if tile.loop.by_keys else products
-
-    return jax.lax.cond(_on_diagonal(tile), near, apart) if tile.edge else apart()
-
-
-def gradient(tile: Any, d_s: jax.Array, d_factors: jax.Array, d_near: Any) -> jax.Array:
-    """`d_factors`, the gradient of the owned factors, and a tile's part.
-
-    A tile on the diagonal stores its own in `d_near`, for queries, instead.
-    """
-    d_s = d_s * tile.plan.scale
-
-    def apart():
-        visited = tile.factors(tile.sides[1])
-        return d_factors + _between(tile, dot(d_s.astype(visited.dtype), visited, 0))
-
-    def near():
-        if d_near is not None:
-            d_near[tile.slices["q"], :] = d_s
-        return d_factors
-
-    return jax.lax.cond(_on_diagonal(tile), near, apart) if tile.edge else apart()
-
-
-def _on_diagonal(tile: Any) -> jax.Array:
-    return tile.slices["q"].start == tile.slices["k"].start
-
-
-def _between(tile: Any, x: jax.Array) -> jax.Array:
-    """Channels of rows [owned, E] as they fade from the visited block, or to it."""
-    block = tile.plan.sizes[0]
-    row, column = (tile.slices[side].start // block for side in "qk")
-    powers = tile.x.ends[0, row, :] - tile.x.ends[1, column, :]
-    return (x * jnp.exp2(powers)[None]).astype(x.dtype)

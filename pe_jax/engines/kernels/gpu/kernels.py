@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.kernels.gpu import fades, phases, pieces, row_sums
+from pe_jax.engines.kernels.gpu import chunks, phases, pieces, row_sums
 from pe_jax.engines.kernels.gpu.operands import Arrays, Outs, Plan
 from pe_jax.engines.kernels.gpu.tiles import (
     KVLoop,
@@ -103,8 +103,8 @@ def backward_kernel(plan: Plan, x: Arrays, _, outs: Outs, *, by_keys: bool) -> N
                 so_far = after
             if x.left is None:
                 d_product = d_s + more
-        if plan.fades:
-            d_factors = fades.gradient(tile, d_s, d_factors, outs.near)
+        if plan.chunk:
+            d_factors = chunks.gradient(tile, d_s, d_factors, outs)
         else:
             if d_factors is not None:
                 factors = tile.factors(tile.sides[1])
@@ -133,7 +133,7 @@ def backward_kernel(plan: Plan, x: Arrays, _, outs: Outs, *, by_keys: bool) -> N
     d_v: Any = jnp.zeros(owned[1].shape, jnp.float32) if by_keys else None
     sums = ([column] * (0 if ref is None else ref.shape[0]) for ref in columns)
     d_factors, d_table = (
-        None if ref is None else jnp.zeros((rows, ref.shape[1]), jnp.float32)
+        None if ref is None else jnp.zeros((rows, ref.shape[-1]), jnp.float32)
         for ref in (of_factors, outs.sum_numbers)
     )
     totals: Any = None
@@ -146,7 +146,7 @@ def backward_kernel(plan: Plan, x: Arrays, _, outs: Outs, *, by_keys: bool) -> N
             outs.pieces[loop.at, n, :] = total
         for n, column in enumerate(totals[1:]):
             outs.scale[n, own] = column.sum(1)
-    if d_factors is not None:
+    if d_factors is not None and len(of_factors.shape) == 2:
         of_factors[own, :] = d_factors
     if d_table is not None:
         outs.sum_numbers[own, :] = d_table

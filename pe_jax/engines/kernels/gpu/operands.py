@@ -17,7 +17,7 @@ from pe_jax.encodings.terms import Side, select
 from pe_jax.encodings.terms.rows import interpolate
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
-from pe_jax.engines.kernels.gpu import fades, launches
+from pe_jax.engines.kernels.gpu import fades, launches, paths
 from pe_jax.engines.kernels.gpu.launches import Launch, Launches
 from pe_jax.engines.kernels.gpu.phases import Phase
 from pe_jax.engines.kernels.gpu.row_sums import RowSums
@@ -40,7 +40,7 @@ class Plan(common.ScorePlan):
     values: bool  # whether weights by distance are wanted
     sums: Any  # `RowSums`, if a term sums along rows; at most one does
     phase: Phase | None  # of a product in the place of q·k
-    fades: bool  # whether the channels of q·k fade by the tokens between
+    chunk: int  # tokens of a chunk where `chunks` has the products; 0 where they are q·k
     masks: tuple  # functions of indices that hide pairs
     interpret: bool  # whether the kernels run as plain JAX
 
@@ -91,12 +91,12 @@ class Arrays(NamedTuple):
     q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
     k_numbers: Any = None  # the same of keys, [B or 1, H, C, S]
     sum_numbers: Any = None  # of queries, for the bias of their sums, [B or 1, H, T, C]
-    # of queries and of keys, whose products sums along rows, phases or fades read
-    left: Any = None  # [B or 1, H, T, C]
+    # of queries and of keys, whose products sums along rows, phases or chunks read
+    left: Any = None  # [B or 1, H, T, C]; for each chunk of keys [B, H, N, T, C]
     right: Any = None  # [B or 1, H or K, S, C]
-    # where channels are at the first token of each block, and at the last, as powers of two
-    ends: Any = None  # [B, H, 2, blocks, E]
-    near: Any = None  # the products of a query and the keys of its block, [B, H, T, keys]
+    # where channels are at the first token of each chunk, and at the last, as powers of two
+    ends: Any = None  # [B, H, 2, N, E]
+    near: Any = None  # the products of a query and the keys of its chunk, [B, H, T, keys]
     carried: Any = None  # the sums of all blocks of keys farther right, [B, H, T, blocks]
     pending: Any = None  # the gradient of the sums of all blocks farther left, [B, H, T, blocks]
     rate: Any = None  # the fields of `Pieces`, of all queries: [1, 1, 1]
@@ -159,8 +159,12 @@ def make_plan(
     else:
         chosen = launches.alike(launches.Launch(*sizes))
     chosen = chosen.at_most(max(16, pl.next_power_of_2(max(lengths))))
-    fading, sums = bool(select(terms, kinds.ChannelDecay)), None
-    chosen = chosen.of_one_block() if fading else chosen
+    chunk, sums = 0, None
+    if select(terms, kinds.ChannelDecay):
+        chosen = chosen.of_one_block()
+        chunk = chosen.longest
+    elif select(terms, kinds.PathProduct):
+        chunk = paths.chunk_length(q, chosen.longest)
     if of_rows := select(terms, kinds.RowSum):
         chosen = chosen.of_one_key_block()
         sums = RowSums.of(of_rows[0], sum_numbers(spec, terms, q, k), chosen.forward.other)
@@ -175,7 +179,7 @@ def make_plan(
         values=bool(select(terms, kinds.RelativeValues)),
         sums=sums,
         phase=next((Phase.of(x, q.x.shape[-1]) for x in select(terms, kinds.PhaseProduct)), None),
-        fades=fading,
+        chunk=chunk,
         masks=tuple(term.fn for term in select(terms, kinds.Mask)),
         interpret=interpret,
     )
@@ -203,7 +207,7 @@ def _reads(terms: tuple, biased: bool) -> str:
         return "fades"
     if select(terms, kinds.DistanceVectors):
         return "vectors"
-    if biased:
+    if biased or select(terms, kinds.PathProduct):  # a number for each pair
         return "bias"
     if select(terms, kinds.PairBias):
         return "pieces"
@@ -216,7 +220,8 @@ def make_arrays(
     plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, bias: jax.Array | None = None
 ) -> Arrays:
     """What the kernels read, padded; `bias` [B or 1, H or 1, T, S] is added to the scores."""
-    tokens, distance = plan.launches.longest, table_distances(plan)
+    tokens = max(plan.launches.longest, plan.chunk)
+    distance = table_distances(plan)
     read = _of_sums(plan, terms, q, k, tokens) | _of_pieces(terms, q, tokens)
     if plan.phase is not None:
         n = plan.phase.amplitude
@@ -225,9 +230,12 @@ def make_arrays(
         q, k = (side._replace(x=side.x[..., :n]) for side in (q, k))
     for term, state in zip(terms, q.states, strict=True):
         if isinstance(term, kinds.ChannelDecay):
-            read |= fades.prepare(q.x, k.x, state, plan.sizes[0], tokens)
-            for name in ("left", "right", "ends"):
-                read[name] = _widened(read[name], 16)
+            read |= fades.prepare(q.x, k.x, state, tokens)
+        if isinstance(term, kinds.PathProduct):
+            read |= paths.prepare(term, q, k, state, tokens)
+    if plan.chunk:
+        channels = {name: x for name, x in read.items() if name in ("left", "right", "ends")}
+        read |= {name: _widened(x, 16) for name, x in channels.items()}
     x, y, v = (_widened(common.pad(x, 2, tokens), 16) for x in (q.x, k.x, v))
     rows, columns = [], []
     for term, *states in zip(terms, q.states, k.states, strict=True):

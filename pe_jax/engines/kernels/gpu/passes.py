@@ -79,6 +79,8 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
         wanted = wanted._replace(bias=bias)
     if "near" in learned:
         wanted = wanted._replace(near=jnp.zeros_like(x.near))
+    if "left" in learned and x.left.ndim == 5:
+        wanted = wanted._replace(left=jnp.zeros_like(x.left))
     if {*kinds.Pieces._fields} & {*learned}:
         shape = queries // plan.launches.queries.own, pieces.SUMS, x.knots.shape[2]
         wanted = wanted._replace(pieces=_shape(x, *shape), scale=_shape(x, 2, queries))
@@ -161,7 +163,7 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: Outs, blocks: int = 0) -> Ou
     """
     batch, heads = x.q.shape[:2]
     plan = dataclasses.replace(plan, launch=getattr(plan.launches, name))
-    if plan.fades:  # float32 until here, for their gradients
+    if plan.chunk:  # float32 until here, for their gradients
         x = x._replace(left=x.left.astype(x.q.dtype), right=x.right.astype(x.k.dtype))
     if not blocks:
         by_keys = name == "keys"

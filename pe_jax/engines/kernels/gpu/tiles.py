@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.encodings.terms import Tokens
-from pe_jax.engines.kernels.gpu import fades, phases, pieces, row_sums
+from pe_jax.engines.kernels.gpu import chunks, phases, pieces, row_sums
 from pe_jax.engines.kernels.gpu.operands import LOG2E, Arrays, PerToken, Plan
 from pe_jax.engines.reference import LOWEST
 from pe_jax.numerics.products import dot
@@ -42,17 +42,19 @@ class KVLoop:
         numbers = x.of_key if by_keys else x.of_query
         self.owned = PerToken(*(None if ref is None else ref[self.own] for ref in numbers))
         self.owned_numbers = read_numbers(x.k_numbers if by_keys else x.q_numbers, self.own)
-        factors = x.right if by_keys else x.left
-        self.owned_factors = None if factors is None else factors[self.own, :]
+        factors, self.owned_factors = x.right if by_keys else x.left, None
+        if factors is not None and len(factors.shape) == 2:
+            self.owned_factors = factors[self.own, :]
 
     def __call__(self, visit: Callable, carry, from_the_right: bool = False):
         """The carry after `visit(tile, carry)` of each tile."""
-        in_order = ranges(self.plan, self.x, self.at, self.by_keys)
+        found = ranges(self.plan, self.x, self.at, self.by_keys)
+        in_order = [part for blocks in found for part in _of_chunks(self, blocks)]
         for blocks in reversed(in_order) if from_the_right else in_order:
 
             def step(j, carry, blocks=blocks):
                 j = blocks.first + blocks.last - 1 - j if from_the_right else j
-                return visit(Tile(self, j, blocks.edge, blocks.far), carry)
+                return visit(Tile(self, j, blocks.edge, blocks.far, blocks.near), carry)
 
             carry = jax.lax.fori_loop(blocks.first, blocks.last, step, carry)
         return carry
@@ -64,7 +66,8 @@ class Range(NamedTuple):
     first: Any  # the first block
     last: Any  # one past the last
     edge: bool  # whether the mask may hide pairs by their indices
-    far: int | None  # the entry of the tables that all pairs share, if they do
+    far: int | None = None  # the entry of the tables that all pairs share, if they do
+    near: bool | None = None  # whether all pairs are within a chunk; None: some may be
 
 
 def ranges(plan: Plan, x: Arrays, at, by_keys: bool) -> list[Range]:
@@ -98,25 +101,45 @@ def ranges(plan: Plan, x: Arrays, at, by_keys: bool) -> list[Range]:
     full = plan.lengths[1] // other if plan.padded and not by_keys else n
     plain = begin if high == math.inf else clip(some(high + 1), begin, end)
     edge = clip(full if low == -math.inf else jnp.minimum(whole(low), full), plain, end)
-    left = [Range(begin, plain, True, None)] if high < math.inf else []
-    right = [Range(edge, end, True, None)] if low > -math.inf or full < n else []
+    # Blocks that meet the diagonal are of one chunk.
+    left = [Range(begin, plain, True, near=high == 0 or None)] if high < math.inf else []
+    right = [Range(edge, end, True, near=low == 0 or None)] if low > -math.inf or full < n else []
     if not plan.far:
-        return [*left, Range(plain, edge, False, None), *right]
+        return [*left, Range(plain, edge, False), *right]
     entries = (plan.distances - 1, 0)  # of distances at the upper end, at the lower
     near = clip(whole(hi), plain, edge)
     past = clip(some(lo + 1), near, edge)
     left = [*left, Range(plain, near, False, entries[by_keys])] if over else []
     right = [Range(past, edge, False, entries[not by_keys]), *right] if under else []
     begin, end = near if over else begin, past if under else end
-    return [*left, Range(begin, end, not (over and under), None), *right]
+    return [*left, Range(begin, end, not (over and under)), *right]
+
+
+def _of_chunks(loop: KVLoop, blocks: Range) -> list[Range]:
+    """The blocks, where the mask touches none: apart those that are of the owned one's chunk."""
+    (own, other), chunk, by_keys = loop.plan.sizes, loop.plan.chunk, loop.by_keys
+    if not chunk or blocks.edge:
+        return [blocks]
+    if chunk == own == other:
+        return [blocks._replace(near=False)]
+    cut = (loop.at * own // chunk + by_keys) * chunk // other  # where the chunk begins, or ends
+    first = blocks._replace(last=jnp.minimum(blocks.last, cut), near=by_keys)
+    return [first, blocks._replace(first=jnp.maximum(blocks.first, cut), near=not by_keys)]
 
 
 class Tile:
     """A block of owned tokens and a visited one, and facts of their pairs: [owned, visited]."""
 
-    def __init__(self, loop: KVLoop, j: Any, edge: bool = True, far: int | None = None):
+    def __init__(
+        self,
+        loop: KVLoop,
+        j: Any,
+        edge: bool = True,
+        far: int | None = None,
+        near: bool | None = None,
+    ):
         self.loop, self.plan, self.x = loop, loop.plan, loop.x
-        self.edge, self.far = edge, far  # as in `Range`
+        self.edge, self.far, self.near = edge, far, near  # as in `Range`
         self.other = pl.ds(j * self.plan.sizes[1], self.plan.sizes[1])
         self.sides = "kq" if loop.by_keys else "qk"
         self.slices = dict(zip(self.sides, (loop.own, self.other), strict=True))
@@ -163,15 +186,21 @@ class Tile:
         return None if numbers is None else self.along("q", numbers[self.slices["q"], 0])
 
     def factors(self, side: str) -> Any:
-        """The factors of one side, which sums along rows, phases or fades multiply."""
-        if side == self.sides[0]:
+        """The factors of one side, which sums along rows, phases or chunks multiply."""
+        if side == self.sides[0] and self.loop.owned_factors is not None:
             return self.loop.owned_factors
-        return (self.x.left if side == "q" else self.x.right)[self.other, :]
+        factors = self.x.left if side == "q" else self.x.right
+        chunk = () if len(factors.shape) == 2 else (self.chunk("k"),)
+        return factors[*chunk, self.slices[side], :]
 
     def factors_product(self) -> jax.Array:
         """The products of both sides' factors."""
         owned, visited = map(self.factors, self.sides)
         return dot(owned, visited, 1)
+
+    def chunk(self, side: str) -> Any:
+        """The number of the chunk of one side's tokens."""
+        return self.slices[side].start // self.plan.chunk
 
     def of_block(self, numbers) -> jax.Array:
         """The queries' numbers for the tile's block of keys, of an array [T, blocks]."""
@@ -191,8 +220,8 @@ def read_numbers(ref, tokens) -> list[jax.Array]:
 
 def products(tile: Tile, owned: jax.Array, visited: jax.Array) -> tuple[jax.Array, Any]:
     """The products of a tile's pairs, from q and k or the reverse; what a phase has of them."""
-    if tile.plan.fades:
-        return fades.product(tile), None
+    if tile.plan.chunk:
+        return chunks.product(tile), None
     product = dot(owned, visited, 1)
     if tile.plan.phase is None:
         return product, None

@@ -349,6 +349,8 @@ class Writer:
         for test, branch in (("if {} != 0:", on), ("else:", off)):
             self.line(test.format(which.text))
             self.depth += 1
+            if not opened(branch).eqns and not results:
+                self.line("pass")
             for name, x in zip(results, self.program(opened(branch), args), strict=True):
                 self.let(x.text, x.shape, name)
             self.depth -= 1

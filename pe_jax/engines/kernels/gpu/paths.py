@@ -1,0 +1,75 @@
+"""Products of queries as the tokens between map them, in the GPU kernels: PaTH.
+
+    s_ij = q_iᵀ H_i … H_{j+1} k_j
+
+As in tiles (`PathTiles`), each query is mapped back to the first token of its chunk, and each key
+on to the last of its own. A chunk of keys then meets the queries of every later one as the maps of
+all chunks in between leave them: [T, E] for each chunk, which XLA computes from the right. With
+chunks of about √(T·E) tokens these are as many numbers as the products within chunks.
+
+Letters are those of `engine`; N chunks of c tokens.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pe_jax.encodings.terms import PathProduct, Side
+from pe_jax.engines.kernels import common
+from pe_jax.numerics.products import einsum
+
+MOST = 2**29  # numbers of all heads, within and between chunks: 2 GiB
+
+
+def chunk_length(q: Side, longest: int) -> int:
+    """Tokens of a chunk: a power of two, no less than the longest block."""
+    tokens, width = q.x.shape[2:]
+    balanced = pl.next_power_of_2(math.isqrt(tokens * width - 1) + 1)
+    return max(longest, min(balanced, pl.next_power_of_2(tokens)))
+
+
+def numbers(q: Side, chunk: int) -> int:
+    """How many numbers all heads have, within and between chunks."""
+    batch, heads, tokens, width = q.x.shape
+    return batch * heads * tokens * (chunk + pl.cdiv(tokens, chunk) * width)
+
+
+def prepare(term: PathProduct, q: Side, k: Side, state: jax.Array, chunk: int) -> dict:
+    """What kernels read, by the names of `Arrays`, of q and k and the maps of the same tokens.
+
+    Padded to whole chunks, whose maps are the identity. In float32, in which gradients are added.
+    """
+
+    def padded(x, axis=2, **how):
+        return None if x is None else common.pad(x, axis, chunk, **how)
+
+    def side(x):
+        tokens = x.tokens._replace(segments=padded(x.tokens.segments, 1, mode="edge"))
+        return x._replace(x=padded(x.x.astype(jnp.float32)), tokens=tokens)
+
+    tiles = term.in_tiles(None)
+    states = padded(state.astype(jnp.float32)), None
+    (queries, near), (keys, maps) = tiles.tile_states(side(q), side(k), states, chunk)
+    return {"left": _between(queries, maps, chunk), "right": keys, "near": near}
+
+
+def _between(queries: jax.Array, maps: jax.Array, chunk: int) -> jax.Array:
+    """Queries [B, H, T, E] as each chunk meets them: [B, H, N, T, E], 0 up to its own queries.
+
+    `maps` [B, H, N, E·E] are those of each chunk, transposed.
+    """
+    width = queries.shape[-1]
+    rows = queries.reshape(*queries.shape[:2], -1, chunk, width)
+    maps = jnp.moveaxis(maps.reshape(*maps.shape[:3], width, width), 2, 0)
+    places = jnp.arange(len(maps), dtype=jnp.int32)
+
+    def step(rows, of_chunk):
+        place, passed = of_chunk
+        later = (places > place)[:, None, None]
+        met = jnp.where(later, rows, 0)
+        return jnp.where(later, einsum("bhnce,bhfe->bhncf", rows, passed), rows), met
+
+    _, met = jax.lax.scan(step, rows, (places, maps), reverse=True)
+    return jnp.moveaxis(met, 0, 2).reshape(*queries.shape[:2], len(maps), -1, width)
