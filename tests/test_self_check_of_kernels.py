@@ -60,8 +60,7 @@ def test_a_gradient_that_is_only_rounding_is_measured_beside_its_terms_others(ke
 
 @pytest.mark.parametrize(
     "spec, tokens",
-    [("t5", 2 * 64 + 113 + 61), ("fox", 2 * 64 + 61), ("wall", 2 * 64 + 61)]
-    + [("path", 2 * 128 + 61)],
+    [("t5", 2 * 64 + 113 + 61), *((spec, 2 * 64 + 61) for spec in ("fox", "wall", "path"))],
 )
 def test_the_real_size_of_a_case(spec, tokens):
     """Two blocks of the real kernels and a part, which bfloat16 rounds as it does small ones."""

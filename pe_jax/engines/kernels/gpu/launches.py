@@ -15,7 +15,10 @@ import jax
 KERNELS = ("forward", "queries", "keys", "diagonal")
 DTYPES = ("half", "float32")
 # the most that a tile reads besides q, k and v
-READS = ("scores", "formulas", "table", "vectors", "bias", "pieces", "sums", "lookups", "fades")
+READS = (
+    *("scores", "formulas", "table", "vectors", "bias", "maps", "pieces"),
+    *("sums", "lookups", "fades"),
+)
 WIDTHS = (64, 128, 256)
 DEFAULT = 90  # the architecture where there is no GPU: Hopper
 SMALL = 89  # represents all whose blocks have 99 KiB of shared memory …

@@ -207,7 +207,9 @@ def _reads(terms: tuple, biased: bool) -> str:
         return "fades"
     if select(terms, kinds.DistanceVectors):
         return "vectors"
-    if biased or select(terms, kinds.PathProduct):  # a number for each pair
+    if select(terms, kinds.PathProduct):
+        return "maps"
+    if biased:
         return "bias"
     if select(terms, kinds.PairBias):
         return "pieces"
