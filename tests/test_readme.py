@@ -92,7 +92,7 @@ def test_engines_are_those_that_run_the_scheme():
         "rope_2d": everywhere,
         "cope": ("dense", "tiled", "fused", "decode"),
         "dape": ("dense", "tiled", "decode"),
-        "path": ("dense", "tiled", "decode"),
+        "path": ("dense", "tiled", "fused", "decode"),
     }
 
 

@@ -167,7 +167,7 @@ def test_one_gradient_that_is_wrong_is_found(kernels, caplog, monkeypatch, field
 
 def test_nothing_is_checked_for_calls_that_no_kernel_runs(kernels):
     ask(qkv=operands(64))
-    ask("path")
+    ask("dape")
     ask(implementation="tiled")
     assert not kernels.calls
 
