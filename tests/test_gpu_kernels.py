@@ -204,6 +204,7 @@ CHUNKS = "dual_chunk(chunk_size=12,local_size=4)"
 HALVES = (*numbers(4)[:2], numbers(4, dtype="bfloat16")[2])
 DOUBLED = {"terms": (Doubled(look_up, jnp.ones((H, 3))),)}
 LONG = numbers(2**16)
+DOCUMENTS = {"q_segments": np.zeros((B, LENGTH), int)}
 IN_PLANE = {"terms": (DistanceFormula(from_the_right, jnp.ones((H, 1))),), "causal": False}
 IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
 
@@ -216,7 +217,7 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
         ("shaw+fire+fire", None, {}, "vectors of values beside biases of pairs"),
         ("shaw(clip=2000)", numbers(2500), {"causal": False}, "vectors of values beside"),
         ("nope", None, SINKS | {"causal": False}, "sinks of a window without a causal mask"),
-        ("nope", None, SINKS | {"q_segments": np.zeros((B, LENGTH), int)}, "sinks of several"),
+        ("nope", None, SINKS | DOCUMENTS, "sinks of several"),
         ("rerope", None, {"causal": False}, "several views of each token without a causal mask"),
         (
             "rerope",
@@ -226,7 +227,7 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
         ),
         ("rerope(window=9)+shaw+fire+fire", None, {}, "vectors of values beside biases of pairs"),
         (CHUNKS, None, {"window": 9}, "views by blocks, in a window"),
-        (CHUNKS, None, {"q_segments": np.zeros((B, LENGTH), int)}, "views by blocks, within"),
+        (CHUNKS, None, DOCUMENTS, "views by blocks, within"),
         ("nope", numbers(4, width=300), {}, "heads of width 300"),
         ("nope", HALVES, {}, "operands in bfloat16 and float32"),
         ("rope_2d", None, IN_PLANE, "formulas of distances of 2 axes"),
@@ -241,6 +242,7 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
         ("wall", numbers(4, width=200), {}, "channels that fade, of heads wider than 128"),
         ("path+stick_breaking", None, {}, "maps between tokens, beside products of tokens, sums"),
         ("path", numbers(4, width=200), {}, "maps between tokens, of heads wider than 128"),
+        ("path+t5", None, DOCUMENTS, "maps between tokens, beside products of tokens, sums"),
         ("path", LONG, {}, "maps between tokens, with over 536870912 numbers"),
         ("nope", None, TWO_NUMBERS, "several numbers of a query for its sums"),
         (

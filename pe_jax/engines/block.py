@@ -244,6 +244,11 @@ def side_by_side(
         )
 
     (q, k, v), (q_tokens, k_tokens) = moved(order, 2, vectors), moved(order, 1, tokens)
-    spec = dataclasses.replace(spec, contiguous=False, restarts=False)
+    spec = of_moved(spec)
     sides = q._replace(tokens=q_tokens), k._replace(tokens=k_tokens)
     return moved(jnp.argsort(order, axis=1), 2, attend(spec, terms, *sides, v))
+
+
+def of_moved(spec: AttentionSpec) -> AttentionSpec:
+    """The spec of tokens that `side_by_side` may have moved."""
+    return dataclasses.replace(spec, contiguous=False, restarts=False)

@@ -47,7 +47,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.encodings.terms.rows import interpolate
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.block import side_by_side, with_products
+from pe_jax.engines.block import of_moved, side_by_side, with_products
 from pe_jax.engines.kernels import common, query_chunks
 from pe_jax.engines.kernels.gpu import bands, launches, operands, passes, paths, tiles
 from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
@@ -66,6 +66,8 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
             return why
         calls = (bands.abstract(band, spec, terms, q, k, v) for band in divided)
         return next((why for call in calls if (why := refusal(*call)) is not None), None)
+    if _moves_documents(terms, q):
+        spec = of_moved(spec)
     dtypes = {"float32", "bfloat16", "float16"}
     more_kinds = *IN_CHUNKS, kinds.RowSum, kinds.Mask, kinds.PhaseProduct
     if (why := common.unsupported(spec, terms, q, k, v, dtypes, more_kinds)) is not None:
@@ -189,9 +191,14 @@ def _of_paths(
         saved = jax.checkpoint_policies.save_only_these_names(common.SAVED)
         return jax.checkpoint(run, policy=saved)(terms, q, k, v)
 
-    if q.tokens.segments is None:
-        return attend_adjacent(spec, terms, q, k, v)
-    return side_by_side(attend_adjacent, spec, terms, q, k, v)
+    if _moves_documents(terms, q):
+        return side_by_side(attend_adjacent, spec, terms, q, k, v)
+    return attend_adjacent(spec, terms, q, k, v)
+
+
+def _moves_documents(terms: tuple, q: Side) -> bool:
+    """Whether the tokens of each document are moved side by side: for maps between tokens."""
+    return bool(select(terms, kinds.PathProduct)) and q.tokens.segments is not None
 
 
 def _many_maps(terms: tuple, q: Side) -> bool:
