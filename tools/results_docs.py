@@ -17,11 +17,13 @@ from absl import app, flags
 from experiments.reporting import images_report, plotting, statistics, tasks_report
 from experiments.reporting.comparison import figures, series_figure
 from experiments.reporting.extension_report import WORDS, Page
+from experiments.reporting.released_report import ReleasedPage
 from experiments.reporting.results import Results, Run, Scheme, of_table, told_apart
 from experiments.running.command import config_files
 from experiments.running.configs.compare import CompareConfig
 from experiments.running.configs.extend import ExtendConfig
 from experiments.running.configs.images import ImagesConfig
+from experiments.running.configs.released import ReleasedConfig
 from experiments.running.configs.tasks import TasksConfig
 from experiments.running.files import table
 from experiments.running.files.manifest import Manifest
@@ -56,6 +58,10 @@ SERIES = ("sizes", "steps")
 IMAGES = {"images_accuracy": "discs", "images_digits": "digits"}
 EXTENDED = 256  # what configs/extend.py trains at
 EXTENSIONS = {"extend": "extend", "extend_4k": "4k"}  # table → part of the config
+RELEASED = {  # table → part of the config, and the model's trained length
+    "extend_smollm2": ("released_small", 8192),
+    "extend_gemma3": ("gemma", 32768),
+}
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
@@ -164,6 +170,11 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
         extended = extension(folder, stem, config_of(f"extend.py:{part}", ExtendConfig))
         yield f"{stem}_sliding", extended.losses(PROTOCOLS[1])
         yield f"{stem}_passkeys", extended.map()
+    for stem, (part, trained) in RELEASED.items():
+        config = config_of(f"extend.py:{part}", ReleasedConfig)
+        schemes = of_table(table.read(folder / f"{stem}.csv"))
+        target = round(config.factor * trained)
+        yield stem, ReleasedPage(config, trained, target, schemes, REFERENCE).losses()
     for stem, images in IMAGES.items():
         schemes = of_table(table.read(folder / f"{stem}.csv"))
         yield stem, images_report.figure(ImagesConfig(images=images), schemes)

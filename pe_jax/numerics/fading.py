@@ -39,7 +39,7 @@ def _faded_to(
     """x·exp(-|P - M|) for tokens `after` the one with the sums M, and for those before it.
 
     The product of two such on either side of M does not depend on M, which gets no gradient.
-    Padding at the end of a row, whose sums are 0, does not matter.
+    Padding at the end of a row does not matter.
     """
     sums, at_middle = (jnp.split(y, 2, axis=-1) for y in (state, jax.lax.stop_gradient(middle)))
     change = difference(sums, at_middle)
