@@ -14,7 +14,7 @@ from pe_jax import masks
 from pe_jax.engines.sharded.layout import BlockPermuted, RowSharded
 from pe_jax.engines.tiled import Tiled, TileSizes
 from tests.calls import ENGINES
-from tests.util import KINDS, assert_close, jit, noise, random_params
+from tests.util import KINDS, assert_close, flat, jit, noise, random_params
 
 B, T, H, K, E = 2, 40, 4, 2, 8
 DIMS = pe_jax.Dims(H * E, H, K, E)
@@ -209,12 +209,18 @@ def test_documents_are_as_alone_where_rotations_of_a_sum_do_not_commute(spec):
     assert_close(*both(*QKV))
 
 
-@pytest.mark.parametrize("engine", ["tiles", "gpu", "tpu"])
-def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them(engine):
+@pytest.mark.parametrize(
+    "engine, spec",
+    [("tiles", "nope"), ("gpu", "nope"), ("gpu", "wall"), ("gpu", "path"), ("tpu", "nope")],
+)
+def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them(engine, spec):
     q, k, v = QKV
+    encoding = pe_jax.parse(spec)[0]
+    given = {"encoding": encoding, "params": random_params(encoding, DIMS), "x": flat(q)}
 
     def run(q):
-        return (pe_jax.attention(q, k, v, implementation=ENGINES[engine]) ** 2).sum()
+        out = pe_jax.attention(q, k, v, implementation=ENGINES[engine], **given)
+        return (out**2).sum()
 
     for again in (jax.grad, jax.jacfwd):
         with pytest.raises(TypeError, match="pass implementation='dense'"):

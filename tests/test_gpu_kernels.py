@@ -16,7 +16,7 @@ import pytest
 import pe_jax
 from pe_jax.encodings.terms import DistanceBias, DistanceFormula, RowSum
 from pe_jax.engines.kernels.gpu import engine, operands
-from tests.calls import LENGTH, answer, assert_dense, attend, equations, step
+from tests.calls import ENGINES, LENGTH, answer, assert_dense, attend, equations, step
 from tests.calls import operands as numbers
 from tests.util import DIMS, B, H, assert_close, jit, random_params
 
@@ -243,6 +243,7 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
         ("path+stick_breaking", None, {}, "maps between tokens, beside products of tokens, sums"),
         ("path", numbers(4, width=200), {}, "maps between tokens, of heads wider than 128"),
         ("path+t5", None, DOCUMENTS, "maps between tokens, beside products of tokens, sums"),
+        ("path", None, DOCUMENTS | {"window": 9}, "maps between tokens, of several documents in a"),
         ("path", LONG, {}, "maps between tokens, with over 536870912 numbers"),
         ("nope", None, TWO_NUMBERS, "several numbers of a query for its sums"),
         (
@@ -256,6 +257,27 @@ IN_PLANE["q_positions"] = np.zeros((LENGTH, 2), int)
 )
 def test_a_refusal_says_why(spec, qkv, options, reason):
     assert answer(engine.refusal, spec, qkv, **options).startswith(reason)
+
+
+@pytest.mark.parametrize("spec", ["wall", "path", "tapa", "grape_ap"])
+def test_one_gradient_alone_is_what_it_is_among_others(spec):
+    """Kernels compute what is wanted."""
+    arrays = dict(zip("qkv", numbers(40), strict=True))
+    arrays["x"] = arrays["q"].reshape(B, 40, -1)
+    encoding = pe_jax.parse(spec)[0]
+    given = {"encoding": encoding, "params": random_params(encoding, DIMS), "dims": DIMS}
+
+    def total(wanted):
+        q, k, v, x = (arrays | wanted).values()
+        out = pe_jax.attention(q, k, v, x=x, implementation=ENGINES["gpu"], **given)
+        return (out * arrays["q"]).sum()
+
+    @jit
+    def gradients():
+        return jax.grad(total)(arrays), [jax.grad(total)({n: arrays[n]})[n] for n in arrays]
+
+    together, alone = gradients()
+    assert_close(alone, [together[n] for n in arrays])
 
 
 @pytest.mark.parametrize("spec", ["alibi", "fire", "cope(positions=6)", "wall", "path", "tapa"])

@@ -3,11 +3,12 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pe_jax.engines.kernels import self_check
-from pe_jax.engines.kernels.gpu import engine
+from pe_jax.engines.kernels.gpu import engine, paths
 from pe_jax.engines.kernels.tpu import engine as tpu
 from pe_jax.engines.kernels.tpu import splash
 from tests.calls import LENGTH, drawn, operands
@@ -60,7 +61,12 @@ def test_a_gradient_that_is_only_rounding_is_measured_beside_its_terms_others(ke
 
 @pytest.mark.parametrize(
     "spec, tokens",
-    [("t5", 2 * 64 + 113 + 61), *((spec, 2 * 64 + 61) for spec in ("fox", "wall", "path"))],
+    [
+        ("t5", 2 * 64 + 113 + 61),
+        ("fox", 2 * 64 + 61),
+        ("wall", 2 * 64 + 61),
+        ("path", 2 * 64 + 61),
+    ],
 )
 def test_the_real_size_of_a_case(spec, tokens):
     """Two blocks of the real kernels and a part, which bfloat16 rounds as it does small ones."""
@@ -68,3 +74,15 @@ def test_the_real_size_of_a_case(spec, tokens):
     assert case.q.x.shape[2] == tokens
     errors = self_check.differences(functools.partial(engine.attend, interpret=True), case)
     assert max(errors.values()) < self_check.bound("bfloat16") / 2
+
+
+@pytest.mark.parametrize("width, tokens", [(8, 2 * 64 + 61), (64, 2 * 256 + 61)])
+def test_a_case_of_maps_between_tokens_passes_a_chunk(monkeypatch, width, tokens):
+    """Maps of chunks that are left out are noticed: some keys are two chunks away."""
+    case = drawn((), "path", qkv=operands(700, heads=(1, 1), width=width), length=None)
+    assert case.q.x.shape[2] == tokens
+    attend = functools.partial(engine.attend, interpret=True)
+    assert max(self_check.differences(attend, case).values()) < self_check.bound("float32") / 2
+    between = paths._between
+    monkeypatch.setattr(paths, "_between", lambda q, maps, n: between(q, jnp.zeros_like(maps), n))
+    assert max(self_check.differences(attend, case).values()) > 0.1

@@ -31,8 +31,8 @@ def product(tile: Any) -> jax.Array:
     return _either(tile, near, apart)
 
 
-def gradient(tile: Any, d_s: jax.Array, d_factors: jax.Array, outs: Any) -> jax.Array:
-    """`d_factors`, the gradient of the owned factors, and a tile's part.
+def gradient(tile: Any, d_s: jax.Array, d_factors: Any, outs: Any) -> Any:
+    """`d_factors`, the gradient of the owned factors, and a tile's part; None if it is not wanted.
 
     A tile within a chunk stores that of its own products, for queries, instead. Where queries have
     factors for each chunk, the last tile of a chunk stores theirs.
@@ -41,6 +41,8 @@ def gradient(tile: Any, d_s: jax.Array, d_factors: jax.Array, outs: Any) -> jax.
     place, length = tile.slices["k"].start % tile.plan.chunk, tile.slices["k"].size
 
     def apart():
+        if d_factors is None:
+            return None
         visited = tile.factors(tile.sides[1])
         more = _between(tile, dot(d_s.astype(visited.dtype), visited, 0))
         if outs.left is None or len(outs.left.shape) == 2:
@@ -61,7 +63,7 @@ def gradient(tile: Any, d_s: jax.Array, d_factors: jax.Array, outs: Any) -> jax.
     return _either(tile, near, apart)
 
 
-def _either(tile: Any, near: Any, apart: Any) -> jax.Array:
+def _either(tile: Any, near: Any, apart: Any) -> Any:
     """What one of them returns, by whether the tile's tokens are of one chunk."""
     if tile.near is None:
         return jax.lax.cond(tile.chunk("q") == tile.chunk("k"), near, apart)

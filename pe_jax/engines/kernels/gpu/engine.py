@@ -48,6 +48,7 @@ from pe_jax.encodings.terms import Side, select
 from pe_jax.encodings.terms.rows import interpolate
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import of_moved, side_by_side, with_products
+from pe_jax.engines.first_order import call_in_reverse
 from pe_jax.engines.kernels import common, query_chunks
 from pe_jax.engines.kernels.gpu import bands, launches, operands, passes, paths, tiles
 from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
@@ -99,6 +100,8 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         and not (spec.aligned and spec.causal),
         f"{changed}, beside products of tokens, sums along rows or biases of pairs": bool(changed)
         and bool(sums or chunked or select(terms, kinds.TokenProduct)),
+        f"{changed}, of several documents in a window or beside masks": _moves_documents(terms, q)
+        and bool(masks or spec.window is not None),
         f"{changed}, of heads wider than {MAX_CHANGED}": bool(changed) and width > MAX_CHANGED,
         f"{changed}, with over {paths.MOST} numbers of queries and chunks": _many_maps(terms, q),
         "sums along rows, without the package triton": bool(sums)
@@ -143,6 +146,8 @@ def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Ar
         calls = (bands.abstract(band, spec, terms, q, k, v) for band in divided)
         return max(sample_length(*call) for call in calls)
     longest = _launches(spec, terms, q, k, v).longest
+    if select(terms, kinds.PathProduct):
+        return paths.sample_length(q, longest)
     chunked = in_chunks(spec, terms, q, k)
     near = max(map(abs, common.horizon(query_chunks.kept(chunked, terms)) or (0,)))
     return query_chunks.sample_length(chunked, longest, min(near, LONGEST_NEAR))
@@ -189,7 +194,7 @@ def _of_paths(
     def attend_adjacent(spec, terms, q, k, v):
         run = functools.partial(_attend, spec, **options)
         saved = jax.checkpoint_policies.save_only_these_names(common.SAVED)
-        return jax.checkpoint(run, policy=saved)(terms, q, k, v)
+        return call_in_reverse(jax.checkpoint(run, policy=saved), terms, q, k, v)
 
     if _moves_documents(terms, q):
         return side_by_side(attend_adjacent, spec, terms, q, k, v)
@@ -203,8 +208,7 @@ def _moves_documents(terms: tuple, q: Side) -> bool:
 
 def _many_maps(terms: tuple, q: Side) -> bool:
     """Whether the queries of all chunks are too many numbers for tokens that map each other."""
-    chunk = paths.chunk_length(q, 1)
-    return bool(select(terms, kinds.PathProduct)) and paths.numbers(q, chunk) > paths.MOST
+    return bool(select(terms, kinds.PathProduct)) and paths.numbers(q) > paths.MOST
 
 
 def chunk_length(

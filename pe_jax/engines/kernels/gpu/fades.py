@@ -17,6 +17,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from pe_jax.engines.first_order import call_in_reverse
 from pe_jax.engines.kernels import common
 from pe_jax.numerics import fading
 from pe_jax.numerics.arrays import repeat_heads
@@ -51,7 +52,7 @@ def prepare(q: jax.Array, k: jax.Array, state: jax.Array, block: int) -> dict[st
         return [high, low], power, rest + low
 
     def faded(x, change, rest):
-        return in_row(_rounded(x, jnp.where(change > 0, 0, change) + rest))
+        return in_row(call_in_reverse(_rounded, x, jnp.where(change > 0, 0, change) + rest))
 
     queries, keys = in_blocks(q), in_blocks(repeat_heads(k, heads))
     sums = in_blocks(jnp.broadcast_to(state, (batch, heads, *state.shape[2:])), mode="edge")

@@ -164,7 +164,7 @@ def make_plan(
         chosen = chosen.of_one_block()
         chunk = chosen.longest
     elif select(terms, kinds.PathProduct):
-        chunk = paths.chunk_length(q, chosen.longest)
+        chunk = paths.chunk_length(*q.x.shape[2:], chosen.longest)
     if of_rows := select(terms, kinds.RowSum):
         chosen = chosen.of_one_key_block()
         sums = RowSums.of(of_rows[0], sum_numbers(spec, terms, q, k), chosen.forward.other)

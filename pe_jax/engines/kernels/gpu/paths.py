@@ -20,20 +20,29 @@ from pe_jax.encodings.terms import PathProduct, Side
 from pe_jax.engines.kernels import common
 from pe_jax.numerics.products import einsum
 
+PART = 61  # tokens of a sample's last chunk
 MOST = 2**29  # numbers of all heads, within and between chunks: 2 GiB
 
 
-def chunk_length(q: Side, longest: int) -> int:
+def chunk_length(tokens: int, width: int, longest: int) -> int:
     """Tokens of a chunk: a power of two, no less than the longest block."""
-    tokens, width = q.x.shape[2:]
     balanced = pl.next_power_of_2(math.isqrt(tokens * width - 1) + 1)
     return max(longest, min(balanced, pl.next_power_of_2(tokens)))
 
 
-def numbers(q: Side, chunk: int) -> int:
+def numbers(q: Side) -> int:
     """How many numbers all heads have, within and between chunks."""
     batch, heads, tokens, width = q.x.shape
+    chunk, width = chunk_length(tokens, width, 1), max(16, pl.next_power_of_2(width))
     return batch * heads * tokens * (chunk + pl.cdiv(tokens, chunk) * width)
+
+
+def sample_length(q: Side, longest: int) -> int:
+    """Number of tokens for two chunks and a part of one, the fewest for which a map passes one."""
+    chunk, width = longest, q.x.shape[3]
+    while chunk_length(2 * chunk + PART, width, longest) > chunk:
+        chunk *= 2
+    return 2 * chunk + PART
 
 
 def prepare(term: PathProduct, q: Side, k: Side, state: jax.Array, chunk: int) -> dict:
