@@ -50,7 +50,7 @@ def gradient(tile: Any, d_s: jax.Array, d_factors: Any, outs: Any) -> Any:
         total = jnp.where(place == 0, 0, d_factors) + more
 
         def store():
-            outs.left[tile.chunk("k"), tile.slices["q"], :] = total
+            outs.left[tile.slices["q"], tile.chunk("k"), :] = total.astype(outs.left.dtype)
 
         jax.lax.cond(place + length == tile.plan.chunk, store, lambda: None)
         return total

@@ -92,7 +92,7 @@ class Arrays(NamedTuple):
     k_numbers: Any = None  # the same of keys, [B or 1, H, C, S]
     sum_numbers: Any = None  # of queries, for the bias of their sums, [B or 1, H, T, C]
     # of queries and of keys, whose products sums along rows, phases or chunks read
-    left: Any = None  # [B or 1, H, T, C]; for each chunk of keys [B, H, N, T, C]
+    left: Any = None  # [B or 1, H, T, C]; for each chunk of keys [B, H, T, N, C]
     right: Any = None  # [B or 1, H or K, S, C]
     # where channels are at the first token of each chunk, and at the last, as powers of two
     ends: Any = None  # [B, H, 2, N, E]
@@ -164,7 +164,7 @@ def make_plan(
         chosen = chosen.of_one_block()
         chunk = chosen.longest
     elif select(terms, kinds.PathProduct):
-        chunk = paths.chunk_length(*q.x.shape[2:], chosen.longest)
+        chunk = paths.chunk_length(lengths[0], q.x.shape[3], chosen.longest)
     if of_rows := select(terms, kinds.RowSum):
         chosen = chosen.of_one_key_block()
         sums = RowSums.of(of_rows[0], sum_numbers(spec, terms, q, k), chosen.forward.other)

@@ -4,13 +4,14 @@
 
 As in tiles (`PathTiles`), each query is mapped back to the first token of its chunk, and each key
 on to the last of its own. A chunk of keys then meets the queries of every later one as the maps of
-all chunks in between leave them: [T, E] for each chunk, which XLA computes from the right. With
+all chunks in between leave them: N vectors of each, one product of matrices in their dtype. With
 chunks of about √(T·E) tokens these are as many numbers as the products within chunks.
 
 Letters are those of `engine`; N chunks of c tokens.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax.experimental import pallas as pl
 
 from pe_jax.encodings.terms import PathProduct, Side
 from pe_jax.engines.kernels import common
+from pe_jax.numerics.arrays import varying_like
 from pe_jax.numerics.products import einsum
 
 PART = 61  # tokens of a sample's last chunk
@@ -48,7 +50,7 @@ def sample_length(q: Side, longest: int) -> int:
 def prepare(term: PathProduct, q: Side, k: Side, state: jax.Array, chunk: int) -> dict:
     """What kernels read, by the names of `Arrays`, of q and k and the maps of the same tokens.
 
-    Padded to whole chunks, whose maps are the identity. In float32, in which gradients are added.
+    Padded to whole chunks, whose maps are the identity. Maps are multiplied in float32.
     """
 
     def padded(x, axis=2, **how):
@@ -61,24 +63,28 @@ def prepare(term: PathProduct, q: Side, k: Side, state: jax.Array, chunk: int) -
     tiles = term.in_tiles(None)
     states = padded(state.astype(jnp.float32)), None
     (queries, near), (keys, maps) = tiles.tile_states(side(q), side(k), states, chunk)
-    return {"left": _between(queries, maps, chunk), "right": keys, "near": near}
+    left = _between(queries, maps, chunk, q.x.dtype)
+    return {"left": left, "right": keys.astype(k.x.dtype), "near": near}
 
 
-def _between(queries: jax.Array, maps: jax.Array, chunk: int) -> jax.Array:
-    """Queries [B, H, T, E] as each chunk meets them: [B, H, N, T, E], 0 up to its own queries.
+def _between(queries: jax.Array, maps: jax.Array, chunk: int, dtype: Any) -> jax.Array:
+    """Queries [B, H, T, E] as each chunk meets them: [B, H, T, N, E], 0 up to its own queries.
 
     `maps` [B, H, N, E·E] are those of each chunk, transposed.
     """
-    width = queries.shape[-1]
-    rows = queries.reshape(*queries.shape[:2], -1, chunk, width)
-    maps = jnp.moveaxis(maps.reshape(*maps.shape[:3], width, width), 2, 0)
-    places = jnp.arange(len(maps), dtype=jnp.int32)
+    batch, heads, tokens, width = queries.shape
+    maps = jnp.moveaxis(maps.reshape(batch, heads, -1, width, width), 2, 0)
+    places, unit = jnp.arange(len(maps), dtype=jnp.int32), jnp.eye(width, dtype=jnp.float32)
 
-    def step(rows, of_chunk):
-        place, passed = of_chunk
+    def step(passed, of_chunk):
+        """The product of the maps between this chunk and each later one."""
+        place, own = of_chunk
         later = (places > place)[:, None, None]
-        met = jnp.where(later, rows, 0)
-        return jnp.where(later, einsum("bhnce,bhfe->bhncf", rows, passed), rows), met
+        met = jnp.where(later, passed, 0).astype(dtype)
+        return jnp.where(later, einsum("bhnde,bhfe->bhndf", passed, own), passed), met
 
-    _, met = jax.lax.scan(step, rows, (places, maps), reverse=True)
-    return jnp.moveaxis(met, 0, 2).reshape(*queries.shape[:2], len(maps), -1, width)
+    start = jnp.broadcast_to(unit, (batch, heads, len(maps), width, width))
+    _, passed = jax.lax.scan(step, varying_like(start, maps), (places, maps), reverse=True)
+    rows = queries.reshape(batch, heads, -1, chunk, width).astype(dtype)
+    met = einsum("bhrte,nbhref->bhrtnf", rows, passed)
+    return met.reshape(batch, heads, tokens, len(maps), width)

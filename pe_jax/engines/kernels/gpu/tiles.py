@@ -191,7 +191,7 @@ class Tile:
             return self.loop.owned_factors
         factors = self.x.left if side == "q" else self.x.right
         chunk = () if len(factors.shape) == 2 else (self.chunk("k"),)
-        return factors[*chunk, self.slices[side], :]
+        return factors[self.slices[side], *chunk, :]
 
     def factors_product(self) -> jax.Array:
         """The products of both sides' factors."""
