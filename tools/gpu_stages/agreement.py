@@ -25,7 +25,7 @@ SPECS = {name: name + "(length=1024)" for name in ("learned", "tupe")} | {
 }
 FIRST = (  # one or two for each kind of term
     *("nope", "rope", "alibi", "t5", "shaw", "fox", "deberta", "kerple", "sandwich", "wavlm"),
-    *("inkling", "tupe", "cable", "sink"),
+    *("inkling", "tupe", "cable", "sink", "cope", "stick_breaking", "tapa", "wall", "path"),
 )
 ONLY_TIMED = ("shaw_keys", "alibi_plain")  # the benchmark's names for variants of two schemes
 SUMS = ("alibi+rope", "t5+rope", "shaw+t5", "kerple(kind='power')", "fox+alibi", "deberta+rope")
