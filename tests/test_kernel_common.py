@@ -35,6 +35,11 @@ def test_those_for_tpus_have_no_bands_of_distances():
     assert refusal(tpu, "nope", window=4, sinks=1) == "it has no attention sinks of a window"
 
 
+def test_those_for_tpus_have_no_maps_between_tokens():
+    """Those for GPUs have: tests/test_engine_matrix.py."""
+    assert refusal(tpu, "path") == "it has no PathProduct"
+
+
 def table(rows, distance):
     return rows[:, jnp.clip(distance, -2, 2) + 2]
 

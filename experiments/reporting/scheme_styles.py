@@ -77,7 +77,7 @@ def styles(schemes: Sequence[tuple[str, str]]) -> list[Style]:
 
     Known names have theirs. Each other takes what its text chooses among what neither they nor
     those before it have: settings the scheme's colour with another marker, an unknown name another
-    colour, as long as there are any.
+    colour, as long as there are any; then that of the scheme its name begins with.
     """
     chosen = {name: KNOWN[name] for name, _ in schemes if name in KNOWN}
     for name, spec in schemes:
@@ -91,6 +91,9 @@ def _unlike(name: str, spec: str, others: Sequence[Style]) -> Style:
     text = _scaling(spec or name)
     digest = int.from_bytes(hashlib.sha256(f"{name} {text}".encode()).digest()[:8], "big")
     base, colours = _base(name, text), {style.colour for style in others}
+    if base is None and len(colours) == len(PALETTE):  # none is left: that of its first scheme
+        first = KNOWN.get(re.split(r"\W", name)[0])
+        base = first and first.colour
 
     def order(pair: tuple[int, str]) -> tuple[bool, bool]:
         is_taken = any(pair == style[:2] for style in others)
